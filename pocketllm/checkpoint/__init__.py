@@ -1,0 +1,1 @@
+"""Checkpoints: files to configuration, tensors, tokenizer and chat template."""

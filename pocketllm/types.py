@@ -1,0 +1,298 @@
+"""The values that cross the layers: sampling parameters, results, events and capabilities.
+
+Nothing here knows a tensor library, a protocol or a thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+Prompt = str | Sequence[int]
+"""A text, or token ids that are run as given."""
+
+Message = Mapping[str, Any]
+"""A chat message in OpenAI's shape: ``role``, ``content`` and what goes with the role."""
+
+SEED_LIMIT = 2**64
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a reply is drawn and when it ends. None means "not given": the model's or server's default applies.
+
+    Attributes:
+        max_tokens: the reply's budget in tokens, at least 1; None is the rest of the context window.
+        temperature: 0 (greedy) to 2.
+        top_p: nucleus mass, above 0 to 1; 1 is off.
+        top_k: how many of the likeliest tokens stay; 0 and -1 are off.
+        min_p: 0 (off) to 1: least probability relative to the likeliest token, after temperature.
+        seed: 0 to 2**64 - 1; None (or -1) draws one, which is reported with the result.
+        frequency_penalty: -2 to 2, times the count of the token in the reply so far.
+        presence_penalty: -2 to 2, once for each token that the reply has.
+        repetition_penalty: above 0 to 10; divides (or multiplies, below zero) logits of tokens in prompt and reply.
+        logit_bias: token id -> -100 to 100, added to its logit.
+        n: independent choices, 1 to 128; choice i samples with a seed derived from `seed` and i.
+        stop: strings that end the reply; the match is not part of the text. Empty strings match nothing.
+        stop_token_ids: ids that end the reply like the model's own end-of-sequence ids.
+        ignore_eos: do not end at the model's own end-of-sequence ids.
+        min_tokens: no end-of-sequence id (nor one of `stop_token_ids`) is drawn before the reply has this many tokens.
+
+    Raises:
+        ValueError: a field is outside its range; the message names field, value and range.
+        TypeError: a field has the wrong type (booleans, NaN, infinities and numeric strings are wrong).
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name, rule in _RULES.items():
+            value = getattr(self, name)
+            if value is None:
+                if _DEFAULTS[name] is not None:
+                    object.__setattr__(self, name, _DEFAULTS[name])
+                continue
+            object.__setattr__(self, name, rule.checked(name, value))
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if not isinstance(self.ignore_eos, bool):
+            raise TypeError(f"ignore_eos is {self.ignore_eos!r}: give true or false")
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A number's type and bounds."""
+
+    integer: bool
+    least: float
+    most: float
+    open_below: bool = False
+
+    def checked(self, name: str, value: Any) -> int | float:
+        kind = "a whole number" if self.integer else "a number"
+        allowed = f"{'above' if self.open_below else 'from'} {self.least:g} to {self.most:g}"
+        if self.most == math.inf:
+            allowed = f"of at least {self.least:g}"
+        if isinstance(value, bool) or not isinstance(value, int if self.integer else int | float):
+            raise TypeError(f"{name} is {value!r}: give {kind} {allowed}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TypeError(f"{name} is {value!r}, which is no finite number: give {kind} {allowed}")
+        if not self.least <= value <= self.most or (self.open_below and value == self.least):
+            raise ValueError(f"{name} is {value!r}: give {kind} {allowed}")
+        return value if self.integer else float(value)
+
+
+_RULES: dict[str, _Range] = {
+    "max_tokens": _Range(True, 1, math.inf),
+    "temperature": _Range(False, 0, 2),
+    "top_p": _Range(False, 0, 1, open_below=True),
+    "top_k": _Range(True, -1, math.inf),
+    "min_p": _Range(False, 0, 1),
+    "seed": _Range(True, -1, SEED_LIMIT - 1),
+    "frequency_penalty": _Range(False, -2, 2),
+    "presence_penalty": _Range(False, -2, 2),
+    "repetition_penalty": _Range(False, 0, 10, open_below=True),
+    "n": _Range(True, 1, MAX_CHOICES),
+    "min_tokens": _Range(True, 0, math.inf),
+}
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
+        raise TypeError(f"{name} is {value!r}: give a string or a list of strings")
+    return tuple(items)
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
+        raise TypeError(f"{name} is {value!r}: give a list of token ids")
+    return tuple(value)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"logit_bias is {value!r}: give an object from token id to a number from -100 to 100")
+    limits = _Range(False, -100, 100)
+    biases = {}
+    for token, bias in value.items():
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise ValueError(f"logit_bias has the key {token!r}: keys are token ids, whole numbers of at least 0")
+        biases[token] = float(limits.checked(f"logit_bias[{token}]", bias))
+    return biases
+
+
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(SamplingParams)}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that a request took.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt, counted once whatever `n` is.
+        completion_tokens: every executed token of every choice, the ones that ended a reply included.
+        cached_tokens: prompt tokens whose keys and values were found rather than computed.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def as_dict(self) -> dict[str, int]:
+        """The numbers under their own names."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.total_tokens,
+            "cached_tokens": self.cached_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice of a finished request.
+
+    Attributes:
+        index: which choice.
+        text: the reply; neither an end-of-sequence token nor a stop match is part of it.
+        token_ids: the tokens that `text` comes from.
+        finish_reason: why it ended.
+        stop_match: the stop string that ended it, or None.
+        completion_tokens: executed tokens of this choice.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_match: str | None = None
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request; the fields `text`, `token_ids`, `finish_reason` and `stop_match` are the first choice's.
+
+    Attributes:
+        request_id: by which it could be cancelled.
+        prompt_token_ids: the prompt as it was run.
+        outputs: every choice, in the order of their index.
+        seed: the seed that was used, given or drawn.
+        usage: tokens taken.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    seed: int
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first choice's tokens."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first choice ended."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def stop_match(self) -> str | None:
+        """The stop string that ended the first choice."""
+        return self.outputs[0].stop_match
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of one choice while it is generated.
+
+    Attributes:
+        request_id: of the request.
+        prompt_index: which prompt of the call.
+        index: which choice of the prompt.
+        text: text that became certain since the last event; it never splits a character, and the texts joined are
+            the finished text. It may be empty.
+        token_ids: the tokens executed since the last event that belong to the reply.
+        finish_reason: set on the choice's last event.
+        metadata: further facts; on the last event ``stop_match``, ``completion_tokens`` and ``seed``.
+    """
+
+    request_id: str
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine with a loaded model can do; the offline API and the server branch on it.
+
+    Attributes:
+        backend: the backend that runs the model.
+        backend_reason: why this one was chosen.
+        device: such as ``cpu`` or ``cuda:0``.
+        dtype: the activation dtype.
+        model_type: the checkpoint's family.
+        max_sequences: how many sequences share a step.
+        max_model_len: the context window of one request, prompt and reply together.
+        chunked_prefill: a long prompt is computed in pieces beside running replies.
+        paged_kv: keys and values lie in blocks that sequences take and give back.
+        batch_invariant: None when the same request gives the same bits whatever runs beside it, else why not.
+        details: further facts, such as ``eos_source``.
+    """
+
+    backend: str
+    backend_reason: str
+    device: str
+    dtype: str
+    model_type: str
+    max_sequences: int
+    max_model_len: int
+    chunked_prefill: bool
+    paged_kv: bool
+    batch_invariant: str | None
+    details: Mapping[str, Any] = field(default_factory=dict)
