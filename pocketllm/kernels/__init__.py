@@ -1,0 +1,1 @@
+"""Ops: contracts, implementations and their discovery."""

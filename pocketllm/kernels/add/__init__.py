@@ -1,0 +1,1 @@
+"""The op add; `spec` states its contract."""

@@ -1,0 +1,1 @@
+"""The op attention_block; `spec` states its contract."""

@@ -1,0 +1,1 @@
+"""The op decoder_layer; `spec` states its contract."""

@@ -1,0 +1,1 @@
+"""The op embedding; `spec` states its contract."""

@@ -1,0 +1,1 @@
+"""The op kv_write; `spec` states its contract."""

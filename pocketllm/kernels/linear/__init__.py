@@ -1,0 +1,1 @@
+"""The op linear; `spec` states its contract."""

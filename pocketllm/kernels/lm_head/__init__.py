@@ -1,0 +1,1 @@
+"""The op lm_head; `spec` states its contract."""

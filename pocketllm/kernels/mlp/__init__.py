@@ -1,0 +1,1 @@
+"""The op mlp; `spec` states its contract."""

@@ -1,0 +1,1 @@
+"""The op paged_attention; `spec` states its contract."""

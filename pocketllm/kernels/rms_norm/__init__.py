@@ -1,0 +1,1 @@
+"""The op rms_norm; `spec` states its contract."""

@@ -1,0 +1,1 @@
+"""The op rotary; `spec` states its contract."""

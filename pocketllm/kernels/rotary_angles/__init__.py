@@ -1,0 +1,1 @@
+"""The op rotary_angles; `spec` states its contract."""

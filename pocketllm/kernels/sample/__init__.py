@@ -1,0 +1,1 @@
+"""The op sample; `spec` states its contract."""

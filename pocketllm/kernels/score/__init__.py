@@ -1,0 +1,1 @@
+"""The op score; `spec` states its contract."""

@@ -1,0 +1,1 @@
+"""The op swiglu; `spec` states its contract."""

@@ -1,0 +1,1 @@
+"""The op take_rows; `spec` states its contract."""
