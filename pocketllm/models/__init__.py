@@ -1,0 +1,1 @@
+"""Model families: one module each, named after its `model_type`."""

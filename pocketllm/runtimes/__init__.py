@@ -1,0 +1,1 @@
+"""Backends: what loads a model, runs batches and keeps caches."""

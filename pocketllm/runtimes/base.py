@@ -1,0 +1,215 @@
+"""What the engine asks of a backend: load a model, run flat batches, keep caches, score and sample.
+
+Arrays, cache layout, fusion and memory are the runtime's own. What crosses this boundary is NumPy on the way in, and
+token ids, scores and opaque logits on the way out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pocketllm.checkpoint.checkpoint import Checkpoint
+from pocketllm.models.family import ModelConfig
+
+IntArray = npt.NDArray[np.int32]
+Progress = Callable[[str, int, int], None]
+"""Called as ``progress(what, done, total)`` while a model is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work: prefill chunks, decode rows and draft rows in one flat batch.
+
+    T tokens of S sequences, R of which want logits; B is the longest block table. Every array is int32.
+
+    Attributes:
+        token_ids: [T].
+        positions: [T], absolute positions in their sequences.
+        query_start: [S + 1]; the tokens of sequence s are ``query_start[s]`` up to ``query_start[s + 1]``.
+        context_len: [S], tokens of the sequence in the cache once this step's own are written.
+        block_table: [S, B], the sequence's blocks in order; entries beyond what context_len needs are -1.
+        state_slot: [S], where the sequence's recurrent states lie.
+        rope_length: [S], the length that length-dependent rotary scalings are fixed at when a sequence is admitted.
+        output_rows: [R], rows of the flat batch whose logits are wanted.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    query_start: IntArray
+    context_len: IntArray
+    block_table: IntArray
+    state_slot: IntArray
+    rope_length: IntArray
+    output_rows: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How to draw one token for each of R logits rows; the op ``sample`` defines what each field does.
+
+    Attributes:
+        seed: uint64 [R].
+        position: int32 [R], the absolute position of the token that is drawn.
+        temperature, top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty: float32 [R].
+        top_k: int32 [R].
+        adjust_start: int32 [R + 1]; row r's adjustments are ``adjust_start[r]`` up to ``adjust_start[r + 1]``.
+        adjust_ids: int32 [A], token ids.
+        adjust_bias: float32 [A], added to the logit.
+        adjust_count: int32 [A], how often the reply has the token.
+        adjust_seen: bool [A], whether prompt or reply has it.
+        allowed: uint32 [R, ceil(vocab / 32)], bit i % 32 of word i // 32 says whether token i may be drawn; or None.
+    """
+
+    seed: npt.NDArray[np.uint64]
+    position: IntArray
+    temperature: npt.NDArray[np.float32]
+    top_p: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
+    top_k: IntArray
+    frequency_penalty: npt.NDArray[np.float32]
+    presence_penalty: npt.NDArray[np.float32]
+    repetition_penalty: npt.NDArray[np.float32]
+    adjust_start: IntArray
+    adjust_ids: IntArray
+    adjust_bias: npt.NDArray[np.float32]
+    adjust_count: IntArray
+    adjust_seen: npt.NDArray[np.bool_]
+    allowed: npt.NDArray[np.uint32] | None = None
+
+    def arrays(self) -> dict[str, Any]:
+        """The fields by name, as the op takes them; what is None is left out."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step leaves behind.
+
+    Attributes:
+        logits: [R, vocab], opaque: for `Runtime.sample` and `Runtime.score` of the runtime that made it.
+    """
+
+    logits: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Raw log-probability material of R rows, before bias, temperature and cuts.
+
+    Attributes:
+        logsumexp: float32 [R].
+        target_logit: float32 [R].
+        top_ids: int32 [R, k], likeliest first.
+        top_logits: float32 [R, k].
+    """
+
+    logsumexp: npt.NDArray[np.float32]
+    target_logit: npt.NDArray[np.float32]
+    top_ids: IntArray
+    top_logits: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """What a runtime is made with; ``auto`` is resolved before it gets here.
+
+    Attributes:
+        device: such as ``cpu`` or ``cuda:0``.
+        dtype: ``float32`` or ``bfloat16``.
+        block_size: tokens of one KV block.
+        threads: CPU threads, or None for the backend's default.
+    """
+
+    device: str
+    dtype: str
+    block_size: int
+    threads: int | None = None
+
+
+class Runtime(ABC):
+    """A loaded model on one backend. One thread, the engine's, calls it.
+
+    Life: ``supports`` (before anything is read) -> the constructor -> ``load`` -> ``allocate`` -> ``forward`` and the
+    rest -> ``close``.
+
+    Attributes:
+        name: the backend.
+        vocab_size: columns of the logits.
+        batch_invariant: None when a sequence's logits are the same bits whatever runs beside it and however it is
+            chunked, else the reason why not.
+        bytes_per_block: memory of one KV block over all layers.
+        bytes_per_state: memory of one sequence's recurrent states over all layers.
+    """
+
+    name: str
+    vocab_size: int
+    batch_invariant: str | None
+    bytes_per_block: int
+    bytes_per_state: int
+
+    @classmethod
+    @abstractmethod
+    def supports(cls, config: ModelConfig, options: RuntimeOptions) -> tuple[str, ...]:
+        """Reasons why this backend cannot run such a model; () when it can. Reads no weight, touches no device."""
+
+    @abstractmethod
+    def __init__(self, config: ModelConfig, options: RuntimeOptions) -> None:
+        """Sizes become known; nothing is read yet."""
+
+    @abstractmethod
+    def load(self, checkpoint: Checkpoint, progress: Progress) -> None:
+        """Prepare the weights, compile what has to be compiled and bind the model."""
+
+    @abstractmethod
+    def allocate(self, blocks: int, states: int) -> None:
+        """Make room for so many KV blocks and recurrent states; what was there before is dropped."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> StepOutput:
+        """Run one step: write this step's cache entries and give the logits of ``batch.output_rows``."""
+
+    @abstractmethod
+    def sample(self, logits: Any, rows: SamplingRows) -> IntArray:
+        """One token id for each row of logits, int32 [R]; -1 where the row has NaN or nothing is allowed."""
+
+    @abstractmethod
+    def score(self, logits: Any, targets: IntArray, k: int) -> Scores:
+        """Log-sum-exp, the targets' logits and the k likeliest tokens of each row."""
+
+    @abstractmethod
+    def commit(self, accepted: IntArray) -> None:
+        """After a step with drafts: keep the first ``accepted[s]`` of each sequence's rows.
+
+        Recurrent states go back to their last accepted row; paged entries beyond it are overwritten later.
+        """
+
+    @abstractmethod
+    def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy whole KV blocks within the cache."""
+
+    @abstractmethod
+    def snapshot(self, slot: int) -> Any:
+        """A copy of one sequence's recurrent states, opaque."""
+
+    @abstractmethod
+    def restore(self, slot: int, snapshot: Any) -> None:
+        """Put a snapshot into a slot."""
+
+    @abstractmethod
+    def export_blocks(self, blocks: Sequence[int]) -> bytes:
+        """The contents of KV blocks, for host memory or a file; only the same model on the same runtime reads it."""
+
+    @abstractmethod
+    def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
+        """Put exported contents into blocks; ValueError when the size does not fit."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give every resource back; the runtime cannot be used afterwards."""
