@@ -1,0 +1,1 @@
+"""The engine: from submitted requests to batches, tokens and events."""

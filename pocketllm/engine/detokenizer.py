@@ -1,0 +1,29 @@
+"""Token ids to text, piece by piece, so that a character is never split."""
+
+from __future__ import annotations
+
+import codecs
+
+from pocketllm.checkpoint.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Text of a growing token sequence.
+
+    Bytes that cannot become a character any more turn into U+FFFD at once; bytes that still can are kept back until
+    the rest arrives, and are never shown if it does not.
+
+    Control tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What the token adds to the text."""
+        return b"" if token_id in self._tokenizer.special_ids else self._tokenizer.token_bytes(token_id)
+
+    def add(self, token_id: int) -> str:
+        """The characters that the token completes."""
+        return self._decoder.decode(self.bytes_of(token_id))

@@ -1,0 +1,133 @@
+"""From arguments to a serving engine: find the checkpoint, choose the backend, size the cache, load."""
+
+from __future__ import annotations
+
+import logging
+
+from pocketllm import env
+from pocketllm.checkpoint.opening import open_checkpoint
+from pocketllm.checkpoint.store import ModelStore, served_model_id
+from pocketllm.checkpoint.template import ChatTemplate, find_template
+from pocketllm.checkpoint.tokenizer import load_tokenizer
+from pocketllm.config import EngineArgs
+from pocketllm.engine.blocks import BlockPool
+from pocketllm.engine.engine import Engine
+from pocketllm.engine.memory import MIB, CachePlan, cache_budget, plan_cache
+from pocketllm.engine.prompts import FALLBACK_TEMPLATE
+from pocketllm.engine.sampler import SamplingDefaults
+from pocketllm.engine.scheduler import Scheduler
+from pocketllm.engine.termination import end_token_ids
+from pocketllm.models.family import ModelConfig, family
+from pocketllm.runtimes.base import Progress, Runtime, RuntimeOptions
+from pocketllm.runtimes.registry import Selection, select_backend
+from pocketllm.runtimes.weights import check_weights
+from pocketllm.types import Capabilities
+
+logger = logging.getLogger(__name__)
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
+    """Load a model and start its engine.
+
+    Everything that can be refused is refused before a weight is read.
+
+    Raises:
+        ModelNotFoundError: no such model.
+        CheckpointError: the checkpoint is damaged or not understood.
+        UnsupportedFeatureError: the backend cannot run it.
+        ConfigurationError: an argument cannot be used with it.
+    """
+    path = ModelStore(env.CACHE_DIR.read()).resolve(args.model)
+    checkpoint = open_checkpoint(path)
+    try:
+        config = family(checkpoint.model_type).parse_config(checkpoint.naming, checkpoint.config)
+        check_weights(checkpoint, config)
+        tokenizer = load_tokenizer(checkpoint)
+        template = find_template(checkpoint, tokenizer)
+        options = _runtime_options(args)
+        selection = select_backend(args.backend, config, options)
+        logger.info("backend %s on %s: %s", selection.backend.name, options.device, selection.reason)
+        runtime = selection.backend.load()(config, options)
+        runtime.load(checkpoint, progress)
+        cache = _allocate(args, config, runtime)
+        end_ids, end_source = end_token_ids(args.backend_options, checkpoint, config, tokenizer)
+        details = {
+            "eos_source": end_source,
+            "template_source": "checkpoint" if template is not None else "fallback",
+        }
+        return Engine(
+            runtime,
+            config=config,
+            tokenizer=tokenizer,
+            template=template or ChatTemplate(FALLBACK_TEMPLATE),
+            capabilities=_capabilities(args, config, options, selection, runtime, cache, details),
+            scheduler=Scheduler(
+                BlockPool(cache.blocks, args.block_size),
+                max_sequences=args.max_num_seqs,
+                prefill_chunk=args.prefill_chunk,
+                decode_share=args.decode_share,
+            ),
+            end_ids=end_ids,
+            defaults=SamplingDefaults.from_generation_config(checkpoint.generation_config),
+            model_id=served_model_id(args.model, path),
+            max_queue=args.max_queue,
+        )
+    finally:
+        checkpoint.close()
+
+
+def _runtime_options(args: EngineArgs) -> RuntimeOptions:
+    device = "cpu" if args.device == "auto" else args.device
+    dtype = "float32" if args.dtype == "auto" else args.dtype
+    return RuntimeOptions(device=device, dtype=dtype, block_size=args.block_size, threads=args.threads)
+
+
+def _allocate(args: EngineArgs, config: ModelConfig, runtime: Runtime) -> CachePlan:
+    cache = plan_cache(
+        args,
+        context_length=config.context_length,
+        bytes_per_block=runtime.bytes_per_block,
+        available=cache_budget(args),
+    )
+    if cache.shrunk_from is not None:
+        logger.warning(
+            "the context window is %d tokens instead of %d: that is what the memory holds",
+            cache.max_model_len,
+            cache.shrunk_from,
+        )
+    logger.info(
+        "KV cache: %d blocks of %d tokens, %.0f MiB",
+        cache.blocks,
+        args.block_size,
+        cache.blocks * runtime.bytes_per_block / MIB,
+    )
+    runtime.allocate(cache.blocks, args.max_num_seqs)
+    return cache
+
+
+def _capabilities(
+    args: EngineArgs,
+    config: ModelConfig,
+    options: RuntimeOptions,
+    selection: Selection,
+    runtime: Runtime,
+    cache: CachePlan,
+    details: dict[str, str],
+) -> Capabilities:
+    return Capabilities(
+        backend=selection.backend.name,
+        backend_reason=selection.reason,
+        device=options.device,
+        dtype=options.dtype,
+        model_type=config.model_type,
+        max_sequences=args.max_num_seqs,
+        max_model_len=cache.max_model_len,
+        chunked_prefill=True,
+        paged_kv=True,
+        batch_invariant=runtime.batch_invariant,
+        details=details,
+    )

@@ -1,0 +1,149 @@
+"""A submitted request as its caller holds it: events while it runs, a result when it is done."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from pocketllm.errors import EngineError
+from pocketllm.types import CompletionOutput, FinishReason, RequestOutput, TokenEvent, Usage
+
+
+class RequestHandle:
+    """One prompt's request, with all its choices.
+
+    The engine thread puts events in; any one thread takes them out, by `next_event`, `events` or `result`.
+
+    Attributes:
+        request_id: by which it can be cancelled.
+        prompt_token_ids: the prompt.
+        seed: the seed, given or drawn.
+        n: how many choices it has.
+        submitted_at: `time.monotonic` at submission, in seconds.
+        first_token_at: the same at the first token, or None before it.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        *,
+        seed: int,
+        n: int,
+        cancel: Callable[[str], bool],
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.seed = seed
+        self.n = n
+        self.cached_tokens = 0
+        self.submitted_at = time.monotonic()
+        self.first_token_at: float | None = None
+        self._cancel = cancel
+        self._events: queue.SimpleQueue[TokenEvent | EngineError] = queue.SimpleQueue()
+        self._choices = [_Choice() for _ in range(n)]
+        self._open = n
+        self._notify: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def put(self, event: TokenEvent | EngineError) -> None:
+        """For the engine thread: hand an event, or the error that ends the request, to the caller."""
+        if isinstance(event, TokenEvent) and event.token_ids and self.first_token_at is None:
+            self.first_token_at = time.monotonic()
+        with self._lock:
+            self._events.put(event)
+            notify = self._notify
+        if notify is not None:
+            notify()
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once for every event, those that are there already included, from whichever thread."""
+        with self._lock:
+            self._notify = callback
+            pending = self._events.qsize()
+        for _ in range(pending):
+            callback()
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice's last event was taken."""
+        return self._open == 0
+
+    def next_event(self, timeout: float | None = None) -> TokenEvent | None:
+        """The next event of any choice; None when none came within `timeout` seconds.
+
+        Raises:
+            EngineError: the request failed, or is finished (ask `done` before).
+        """
+        if self.done:
+            raise EngineError(f"request {self.request_id} is finished: no further event will come")
+        try:
+            event = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(event, EngineError):
+            self._open = 0
+            raise event
+        self._choices[event.index].add(event)
+        if event.finish_reason is not None:
+            self._open -= 1
+        return event
+
+    def events(self) -> Iterator[TokenEvent]:
+        """Every event up to the last; EngineError when the request fails. Leaving early cancels the request."""
+        try:
+            while not self.done:
+                event = self.next_event()
+                if event is not None:
+                    yield event
+        finally:
+            if not self.done:
+                self.cancel()
+
+    def result(self) -> RequestOutput:
+        """Wait for every choice and give the whole result; EngineError when the request fails."""
+        for _ in self.events():
+            pass
+        return self.output()
+
+    def output(self) -> RequestOutput:
+        """What has been taken out so far as a result; whole once `done`."""
+        outputs = tuple(choice.output(index) for index, choice in enumerate(self._choices))
+        completion = sum(output.completion_tokens for output in outputs)
+        usage = Usage(len(self.prompt_token_ids), completion, self.cached_tokens)
+        return RequestOutput(self.request_id, self.prompt_token_ids, outputs, self.seed, usage)
+
+    def cancel(self) -> bool:
+        """End the request at the next step; False when it is already finished."""
+        return self._cancel(self.request_id)
+
+
+class _Choice:
+    """The events of one choice, put together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._finish_reason: FinishReason | None = None
+        self._stop_match: str | None = None
+        self._completion_tokens = 0
+
+    def add(self, event: TokenEvent) -> None:
+        self._texts.append(event.text)
+        self._token_ids += event.token_ids
+        if event.finish_reason is not None:
+            self._finish_reason = event.finish_reason
+            self._stop_match = event.metadata.get("stop_match")
+            self._completion_tokens = event.metadata["completion_tokens"]
+
+    def output(self, index: int) -> CompletionOutput:
+        return CompletionOutput(
+            index=index,
+            text="".join(self._texts),
+            token_ids=tuple(self._token_ids),
+            finish_reason=self._finish_reason or "cancelled",
+            stop_match=self._stop_match,
+            completion_tokens=self._completion_tokens or len(self._token_ids),
+        )

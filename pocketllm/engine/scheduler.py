@@ -1,0 +1,156 @@
+"""What the next step computes: which sequences, how many of their tokens, in which blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pocketllm.engine.blocks import BlockPool
+from pocketllm.engine.sequence import Sequence
+
+OVERDUE = 8
+"""A prompt that so many chunks passed over takes the next one."""
+
+GROWTH = 64
+"""Tokens of reply that admission reserves room for beside the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A sequence's part of a step: `tokens` of it, from `sequence.computed` on."""
+
+    sequence: Sequence
+    tokens: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether the step computes all that the next token is drawn from."""
+        return self.tokens == self.sequence.remaining
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. `prefills` says whether prompt chunks are in it, `decodes` whether running replies are."""
+
+    work: tuple[Work, ...]
+    prefills: bool
+    decodes: bool
+
+    @property
+    def sampled(self) -> tuple[Sequence, ...]:
+        """The sequences whose next token the step gives, in the order of their logits rows."""
+        return tuple(work.sequence for work in self.work if work.completes)
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill.
+
+    Every running reply decodes in every step. Beside them the step computes up to `prefill_chunk` prompt tokens: the
+    prompt with the fewest tokens left goes first, and one passed over for `OVERDUE` chunks goes next. After a chunk,
+    steps without one follow until replies have had `decode_share` of the chunk's time.
+
+    A sequence is admitted when its prompt and some growth find free blocks. Where growth finds none later, the youngest
+    running sequence gives its blocks back and is computed anew; its reader notices nothing.
+    """
+
+    def __init__(self, pool: BlockPool, *, max_sequences: int, prefill_chunk: int, decode_share: float) -> None:
+        self.pool = pool
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._max_sequences = max_sequences
+        self._prefill_chunk = prefill_chunk
+        self._decode_share = decode_share
+        self._owed = 0.0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self.waiting.append(sequence)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Every sequence that is not finished."""
+        return iter([*self.running, *self.waiting])
+
+    def drop(self, sequences: Iterable[Sequence]) -> None:
+        """Forget sequences that ended and free their blocks at once."""
+        for sequence in sequences:
+            self.pool.give_back(sequence.blocks)
+            sequence.blocks = []
+            (self.running if sequence in self.running else self.waiting).remove(sequence)
+
+    def plan(self) -> Plan:
+        """The next step; its work is empty only when nothing is to be done."""
+        self._make_room()
+        decoding = [Work(sequence, 1) for sequence in self.running if sequence.remaining == 1]
+        if not decoding:
+            self._owed = 0.0
+        chunks = [] if decoding and self._owed > 0 else self._chunks()
+        return Plan((*decoding, *chunks), prefills=bool(chunks), decodes=bool(decoding))
+
+    def account(self, plan: Plan, seconds: float) -> None:
+        """Tell how long a step took."""
+        if plan.prefills and plan.decodes:
+            self._owed = self._decode_share * seconds
+        elif plan.decodes:
+            self._owed -= seconds
+
+    def _make_room(self) -> None:
+        """See that every running sequence has blocks for its tokens, preempting the youngest where none is left."""
+        for sequence in sorted(self.running, key=lambda s: s.arrival):
+            if sequence not in self.running:
+                continue  # preempted for an older one
+            missing = self.pool.blocks_for(len(sequence.tokens)) - len(sequence.blocks)
+            while missing > 0:
+                taken = self.pool.take(missing)
+                if taken is not None:
+                    sequence.blocks += taken
+                    break
+                youngest = max(self.running, key=lambda s: s.arrival)
+                self._preempt(youngest)
+                if youngest is sequence:
+                    break
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.pool.give_back(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+        self.running.remove(sequence)
+        self.waiting.append(sequence)
+        self.preemptions += 1
+
+    def _chunks(self) -> list[Work]:
+        budget = self._prefill_chunk
+        chunks = []
+        passed = []
+        admitting = True
+        for sequence in sorted((s for s in self if s.remaining > 1 or not s.blocks), key=_turn):
+            if budget and (sequence.blocks or (admitting and self._admit(sequence))):
+                chunk = Work(sequence, min(sequence.remaining, budget))
+                budget -= chunk.tokens
+                sequence.passed_over = 0
+                chunks.append(chunk)
+            else:
+                passed.append(sequence)
+                # What an overdue sequence waits for must not go to a younger one.
+                admitting = admitting and sequence.passed_over < OVERDUE
+        if chunks:
+            for sequence in passed:
+                sequence.passed_over += 1
+        return chunks
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence a place and blocks; False when there are none for it."""
+        if len(self.running) >= self._max_sequences:
+            return False
+        wanted = min(len(sequence.tokens) + GROWTH, sequence.most_tokens)
+        blocks = self.pool.take(self.pool.blocks_for(wanted))
+        if blocks is None:
+            return False
+        sequence.blocks = blocks
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return True
+
+
+def _turn(sequence: Sequence) -> tuple[bool, int, int]:
+    return sequence.passed_over < OVERDUE, sequence.remaining, sequence.arrival
