@@ -43,6 +43,8 @@ class SamplingParams:
         stop_token_ids: ids that end the reply like the model's own end-of-sequence ids.
         ignore_eos: do not end at the model's own end-of-sequence ids.
         min_tokens: no end-of-sequence id (nor one of `stop_token_ids`) is drawn before the reply has this many tokens.
+        logprobs: 0 to 20: report the log probability of each token of the reply, and of so many of the likeliest
+            beside it; None reports nothing.
 
     Raises:
         ValueError: a field is outside its range; the message names field, value and range.
@@ -64,6 +66,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -117,6 +120,7 @@ _RULES: dict[str, _Range] = {
     "repetition_penalty": _Range(False, 0, 10, open_below=True),
     "n": _Range(True, 1, MAX_CHOICES),
     "min_tokens": _Range(True, 0, math.inf),
+    "logprobs": _Range(True, 0, MAX_LOGPROBS),
 }
 
 
@@ -184,6 +188,38 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and how likely the model found it, over the whole vocabulary, before bias, temperature and cuts.
+
+    Attributes:
+        token_id: the token.
+        token: the bytes that it stands for; a token may be part of a character.
+        logprob: natural logarithm of its probability; -inf for one that the model rules out.
+        top: the likeliest tokens at its place, likeliest first; their own `top` is empty.
+    """
+
+    token_id: int
+    token: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where a choice's time went, in seconds.
+
+    Attributes:
+        waiting: from submission to the first step.
+        prefill: from there to the first token.
+        decode: from there to the last token.
+    """
+
+    waiting: float
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One choice of a finished request.
 
@@ -193,7 +229,11 @@ class CompletionOutput:
         token_ids: the tokens that `text` comes from.
         finish_reason: why it ended.
         stop_match: the stop string that ended it, or None.
+        logprobs: one entry for each of `token_ids`, or None when they were not asked for.
         completion_tokens: executed tokens of this choice.
+        token_sha: SHA-256 of every executed token id (int32, little-endian), in hexadecimal: two runs that drew the
+            same tokens have the same.
+        timing: where its time went, or None while it is not finished.
     """
 
     index: int
@@ -201,7 +241,10 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_match: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
     completion_tokens: int = 0
+    token_sha: str = ""
+    timing: Timing | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +257,8 @@ class RequestOutput:
         outputs: every choice, in the order of their index.
         seed: the seed that was used, given or drawn.
         usage: tokens taken.
+        prompt_logprobs: one entry for each token of the prompt, None for the first, which nothing precedes; None
+            altogether when they were not asked for.
     """
 
     request_id: str
@@ -221,6 +266,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     seed: int
     usage: Usage
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -242,6 +288,11 @@ class RequestOutput:
         """The stop string that ended the first choice."""
         return self.outputs[0].stop_match
 
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """The first choice's log probabilities."""
+        return self.outputs[0].logprobs
+
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
@@ -253,9 +304,11 @@ class TokenEvent:
         index: which choice of the prompt.
         text: text that became certain since the last event; it never splits a character, and the texts joined are
             the finished text. It may be empty.
-        token_ids: the tokens executed since the last event that belong to the reply.
+        token_ids: the tokens that begin in this text.
+        logprobs: one entry for each of `token_ids`, or None when they were not asked for.
         finish_reason: set on the choice's last event.
-        metadata: further facts; on the last event ``stop_match``, ``completion_tokens`` and ``seed``.
+        metadata: further facts; on the last event ``stop_match``, ``completion_tokens``, ``seed``, ``token_sha`` and
+            ``timing``; on the first ``prompt_logprobs``, when they were asked for.
     """
 
     request_id: str
@@ -263,6 +316,7 @@ class TokenEvent:
     index: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 

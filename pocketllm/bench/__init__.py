@@ -1,0 +1,1 @@
+"""Benchmarks: measured with the machine, the versions and the commit beside the figures."""

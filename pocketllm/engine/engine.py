@@ -13,20 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pocketllm.checkpoint.template import ChatTemplate
 from pocketllm.checkpoint.tokenizer import Tokenizer
-from pocketllm.engine.batching import flat_batch
+from pocketllm.engine.batching import OutputRows, flat_batch, output_rows
 from pocketllm.engine.prompts import chat_prompt, raw_prompt
 from pocketllm.engine.reply import Reply
 from pocketllm.engine.request import RequestHandle
 from pocketllm.engine.sampler import SamplingDefaults, resolve, sampling_rows
 from pocketllm.engine.scheduler import Plan, Scheduler
+from pocketllm.engine.scoring import token_logprob
 from pocketllm.engine.sequence import Sequence as TokenSequence
 from pocketllm.engine.sequence import choice_seed
 from pocketllm.errors import EngineDeadError, EngineError, InvalidRequestError, QueueFullError
 from pocketllm.models.family import ModelConfig
 from pocketllm.runtimes.base import Runtime
-from pocketllm.types import Capabilities, Message, SamplingParams
+from pocketllm.types import Capabilities, Message, SamplingParams, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +154,19 @@ class Engine:
         *,
         request_id: str | None = None,
         prompt_index: int = 0,
+        prefill_only: bool = False,
+        prompt_logprobs: bool = False,
     ) -> RequestHandle:
         """Queue a request; it starts at the next step that has room.
+
+        Args:
+            prompt_token_ids: what is run.
+            params: how the replies are drawn.
+            request_id: by which it can be cancelled; one is made where none is given.
+            prompt_index: which prompt of the caller's it is, for its events.
+            prefill_only: compute the prompt and draw nothing, whatever the params say.
+            prompt_logprobs: report the log probability of each of the prompt's tokens too, with as many of the
+                likeliest beside it as ``params.logprobs`` says.
 
         Raises:
             InvalidRequestError: the prompt is empty, or it and its reply cannot fit the window; a biased token id is
@@ -161,7 +175,7 @@ class Engine:
             EngineDeadError: the engine can serve no more.
         """
         prompt = tuple(prompt_token_ids)
-        budget = self._reply_budget(len(prompt), params.max_tokens)
+        budget = self._reply_budget(len(prompt), 0 if prefill_only else params.max_tokens)
         self._check_token_ids(params)
         seed = secrets.randbits(53) if params.seed is None else params.seed
         handle = RequestHandle(
@@ -182,6 +196,8 @@ class Engine:
                 budget=budget,
                 end_ids=end_ids,
                 reply=Reply(self.tokenizer, params.stop),
+                top_logprobs=params.logprobs,
+                prompt_logprobs=[None] if prompt_logprobs else None,
             )
             for index in range(params.n)
         ]
@@ -192,6 +208,7 @@ class Engine:
         window = self.capabilities.max_model_len
         if prompt_tokens == 0:
             raise InvalidRequestError("the prompt has no tokens: give at least one", param="prompt")
+        # None takes the rest of the window, which must leave room for one token.
         asked = 1 if max_tokens is None else max_tokens
         if prompt_tokens + asked > window:
             reply = "a reply of at least 1" if max_tokens is None else f"a reply of up to {max_tokens}"
@@ -297,24 +314,65 @@ class Engine:
             if self._active:
                 raise AssertionError("requests are active, and the scheduler finds nothing to do for them")
             return
+        for work in plan.work:
+            work.sequence.start()
         started = time.monotonic()
         try:
-            output = self._runtime.forward(flat_batch(plan))
-            token_ids = self._runtime.sample(output.logits, sampling_rows(plan.sampled))
+            drawn = self._run_plan(plan)
         except Exception as error:  # a kernel may raise anything; its requests are told
             logger.exception("a step failed")
             self._fail(
                 plan, EngineError(f"the step that computed this request failed: {type(error).__name__}: {error}")
             )
         else:
-            self._commit(plan, token_ids.tolist())
+            self._commit(plan, drawn)
         self._scheduler.account(plan, time.monotonic() - started)
 
-    def _commit(self, plan: Plan, token_ids: list[int]) -> None:
+    def _run_plan(self, plan: Plan) -> list[tuple[int, TokenLogprob | None]]:
+        """The next token of each sampled sequence, with its log probability where that is asked for."""
+        rows = output_rows(plan)
+        output = self._runtime.forward(flat_batch(plan, rows))
+        if rows.scored:
+            self._score_prompts(output.logits, rows)
+        if not rows.drawn:
+            return []
+        logits = output.logits
+        if len(rows.drawn) < len(rows.batch_rows):
+            logits = self._runtime.take_rows(logits, np.array(rows.drawn, dtype=np.int32))
+        token_ids = self._runtime.sample(logits, sampling_rows(plan.sampled))
+        tops = [sequence.top_logprobs for sequence in plan.sampled]
+        asked = [top for top in tops if top is not None]
+        if not asked:
+            return [(int(token_id), None) for token_id in token_ids]
+        scores = self._runtime.score(logits, token_ids, max(asked))
+        return [
+            (
+                int(token_id),
+                None if top is None or token_id < 0 else token_logprob(self.tokenizer, scores, row, int(token_id), top),
+            )
+            for row, (token_id, top) in enumerate(zip(token_ids, tops, strict=True))
+        ]
+
+    def _score_prompts(self, logits: Any, rows: OutputRows) -> None:
+        targets = np.full(len(rows.batch_rows), -1, dtype=np.int32)
+        for item in rows.scored:
+            targets[item.row] = item.sequence.tokens[item.place]
+        top = max(item.sequence.top_logprobs or 0 for item in rows.scored)
+        scores = self._runtime.score(logits, targets, top)
+        for item in rows.scored:
+            entries = item.sequence.prompt_logprobs
+            if entries is not None:
+                wanted = item.sequence.top_logprobs or 0
+                entries.append(token_logprob(self.tokenizer, scores, item.row, int(targets[item.row]), wanted))
+
+    def _commit(self, plan: Plan, drawn: list[tuple[int, TokenLogprob | None]]) -> None:
         sampled = plan.sampled
         for work in plan.work:
+            completes = work.completes
             work.sequence.computed += work.tokens
-        errors = [self._accept(sequence, token_id) for sequence, token_id in zip(sampled, token_ids, strict=True)]
+            if completes and work.sequence.budget == 0:
+                work.sequence.finish("length")
+        errors = [self._accept(sequence, *token) for sequence, token in zip(sampled, drawn, strict=True)]
         with self._lock:
             for sequence, error in zip(sampled, errors, strict=True):
                 if error is not None:
@@ -322,12 +380,12 @@ class Engine:
             self._completion_tokens_total += len(sampled)
             self._retire()
 
-    def _accept(self, sequence: TokenSequence, token_id: int) -> EngineError | None:
+    def _accept(self, sequence: TokenSequence, token_id: int, logprob: TokenLogprob | None) -> EngineError | None:
         """Hand a drawn token on; what goes wrong here is the one request's error."""
         if token_id < 0:
             return EngineError("no next token can be drawn: the model's logits are not numbers, or none is allowed")
         try:
-            sequence.accept(token_id)
+            sequence.accept(token_id, logprob)
         except Exception as error:
             logger.exception("request %s failed", sequence.handle.request_id)
             return EngineError(f"the request failed: {type(error).__name__}: {error}")

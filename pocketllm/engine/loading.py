@@ -25,6 +25,9 @@ from pocketllm.types import Capabilities
 
 logger = logging.getLogger(__name__)
 
+MOST_SCORED_BYTES = 64 * MIB
+"""Float32 logits of prompt rows that one step may hold."""
+
 
 def quiet(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
@@ -63,13 +66,14 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
             runtime,
             config=config,
             tokenizer=tokenizer,
-            template=template or ChatTemplate(FALLBACK_TEMPLATE),
+            template=template or ChatTemplate.for_tokenizer(FALLBACK_TEMPLATE, tokenizer),
             capabilities=_capabilities(args, config, options, selection, runtime, cache, details),
             scheduler=Scheduler(
                 BlockPool(cache.blocks, args.block_size),
                 max_sequences=args.max_num_seqs,
                 prefill_chunk=args.prefill_chunk,
                 decode_share=args.decode_share,
+                scored_rows=max(1, MOST_SCORED_BYTES // (4 * config.vocab_size)),
             ),
             end_ids=end_ids,
             defaults=SamplingDefaults.from_generation_config(checkpoint.generation_config),

@@ -9,6 +9,24 @@ from dataclasses import dataclass
 from pocketllm.checkpoint.tokenizer import Tokenizer
 from pocketllm.engine.detokenizer import Detokenizer
 from pocketllm.engine.stops import StopMatcher
+from pocketllm.types import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyToken:
+    """A token of the reply.
+
+    Attributes:
+        id: its id.
+        logprob: how likely the model found it, where that was asked for.
+        first: the character of the reply's text that it begins in.
+        has_text: whether it has any.
+    """
+
+    id: int
+    logprob: TokenLogprob | None
+    first: int
+    has_text: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +35,18 @@ class Piece:
 
     Attributes:
         text: never splits a character.
-        token_ids: the tokens that begin in this text.
+        tokens: the tokens that begin in this text.
         stop_match: the stop string that ended the reply here, or None.
     """
 
     text: str
-    token_ids: tuple[int, ...]
+    tokens: tuple[ReplyToken, ...]
     stop_match: str | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens' ids."""
+        return tuple(token.id for token in self.tokens)
 
 
 class Reply:
@@ -34,11 +57,12 @@ class Reply:
         self._stops = StopMatcher(stops)
         self._decoded = 0  # characters that the detokenizer has given
         self._released = 0  # characters that the reader has
-        self._waiting: deque[tuple[int, int, bool]] = deque()  # token id, its first character, whether it has text
+        self._waiting: deque[ReplyToken] = deque()
 
-    def add(self, token_id: int) -> Piece:
+    def add(self, token_id: int, logprob: TokenLogprob | None = None) -> Piece:
         """Take the next token of the reply."""
-        self._waiting.append((token_id, self._decoded, bool(self._detokenizer.bytes_of(token_id))))
+        has_text = bool(self._detokenizer.bytes_of(token_id))
+        self._waiting.append(ReplyToken(token_id, logprob, self._decoded, has_text))
         text = self._detokenizer.add(token_id)
         self._decoded += len(text)
         certain, match = self._stops.add(text)
@@ -52,9 +76,8 @@ class Reply:
         self._released += len(text)
         tokens = []
         while self._waiting:
-            token_id, first, has_text = self._waiting[0]
-            if first > self._released or (first == self._released and has_text):
+            token = self._waiting[0]
+            if token.first > self._released or (token.first == self._released and token.has_text):
                 break
-            tokens.append(token_id)
-            self._waiting.popleft()
+            tokens.append(self._waiting.popleft())
         return Piece(text, tuple(tokens), match)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from pocketllm.errors import EngineError
-from pocketllm.types import CompletionOutput, FinishReason, RequestOutput, TokenEvent, Usage
+from pocketllm.types import CompletionOutput, RequestOutput, TokenEvent, TokenLogprob, Usage
 
 
 class RequestHandle:
@@ -113,7 +113,8 @@ class RequestHandle:
         outputs = tuple(choice.output(index) for index, choice in enumerate(self._choices))
         completion = sum(output.completion_tokens for output in outputs)
         usage = Usage(len(self.prompt_token_ids), completion, self.cached_tokens)
-        return RequestOutput(self.request_id, self.prompt_token_ids, outputs, self.seed, usage)
+        scored = self._choices[0].prompt_logprobs
+        return RequestOutput(self.request_id, self.prompt_token_ids, outputs, self.seed, usage, scored)
 
     def cancel(self) -> bool:
         """End the request at the next step; False when it is already finished."""
@@ -126,24 +127,31 @@ class _Choice:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
-        self._finish_reason: FinishReason | None = None
-        self._stop_match: str | None = None
-        self._completion_tokens = 0
+        self._logprobs: list[TokenLogprob] | None = None
+        self._end: TokenEvent | None = None
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     def add(self, event: TokenEvent) -> None:
         self._texts.append(event.text)
         self._token_ids += event.token_ids
+        if event.logprobs is not None:
+            self._logprobs = [*(self._logprobs or ()), *event.logprobs]
+        if "prompt_logprobs" in event.metadata:
+            self.prompt_logprobs = event.metadata["prompt_logprobs"]
         if event.finish_reason is not None:
-            self._finish_reason = event.finish_reason
-            self._stop_match = event.metadata.get("stop_match")
-            self._completion_tokens = event.metadata["completion_tokens"]
+            self._end = event
 
     def output(self, index: int) -> CompletionOutput:
+        end = self._end
+        facts = {} if end is None else end.metadata
         return CompletionOutput(
             index=index,
             text="".join(self._texts),
             token_ids=tuple(self._token_ids),
-            finish_reason=self._finish_reason or "cancelled",
-            stop_match=self._stop_match,
-            completion_tokens=self._completion_tokens or len(self._token_ids),
+            finish_reason="cancelled" if end is None or end.finish_reason is None else end.finish_reason,
+            stop_match=facts.get("stop_match"),
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            completion_tokens=facts.get("completion_tokens", len(self._token_ids)),
+            token_sha=facts.get("token_sha", ""),
+            timing=facts.get("timing"),
         )

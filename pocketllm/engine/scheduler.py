@@ -27,6 +27,11 @@ class Work:
         """Whether the step computes all that the next token is drawn from."""
         return self.tokens == self.sequence.remaining
 
+    @property
+    def draws(self) -> bool:
+        """Whether a token is drawn from it."""
+        return self.completes and self.sequence.budget > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -39,7 +44,7 @@ class Plan:
     @property
     def sampled(self) -> tuple[Sequence, ...]:
         """The sequences whose next token the step gives, in the order of their logits rows."""
-        return tuple(work.sequence for work in self.work if work.completes)
+        return tuple(work.sequence for work in self.work if work.draws)
 
 
 class Scheduler:
@@ -49,11 +54,21 @@ class Scheduler:
     prompt with the fewest tokens left goes first, and one passed over for `OVERDUE` chunks goes next. After a chunk,
     steps without one follow until replies have had `decode_share` of the chunk's time.
 
+    Prompts whose tokens are scored want logits of every row: of those, a step computes `scored_rows` at most.
+
     A sequence is admitted when its prompt and some growth find free blocks. Where growth finds none later, the youngest
     running sequence gives its blocks back and is computed anew; its reader notices nothing.
     """
 
-    def __init__(self, pool: BlockPool, *, max_sequences: int, prefill_chunk: int, decode_share: float) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_sequences: int,
+        prefill_chunk: int,
+        decode_share: float,
+        scored_rows: int | None = None,
+    ) -> None:
         self.pool = pool
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -61,6 +76,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._prefill_chunk = prefill_chunk
         self._decode_share = decode_share
+        self._scored_rows = prefill_chunk if scored_rows is None else scored_rows
         self._owed = 0.0
 
     def add(self, sequence: Sequence) -> None:
@@ -120,13 +136,16 @@ class Scheduler:
 
     def _chunks(self) -> list[Work]:
         budget = self._prefill_chunk
+        scored = self._scored_rows
         chunks = []
         passed = []
         admitting = True
         for sequence in sorted((s for s in self if s.remaining > 1 or not s.blocks), key=_turn):
-            if budget and (sequence.blocks or (admitting and self._admit(sequence))):
-                chunk = Work(sequence, min(sequence.remaining, budget))
+            room = budget if sequence.prompt_logprobs is None else min(budget, scored)
+            if room and (sequence.blocks or (admitting and self._admit(sequence))):
+                chunk = Work(sequence, min(sequence.remaining, room))
                 budget -= chunk.tokens
+                scored -= 0 if sequence.prompt_logprobs is None else chunk.tokens
                 sequence.passed_over = 0
                 chunks.append(chunk)
             else:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
-from pocketllm.engine.reply import Reply
+import numpy as np
+
+from pocketllm.engine.reply import Reply, ReplyToken
 from pocketllm.engine.request import RequestHandle
 from pocketllm.engine.sampler import ResolvedSampling
 from pocketllm.errors import EngineError
-from pocketllm.types import FinishReason, TokenEvent
+from pocketllm.types import FinishReason, Timing, TokenEvent, TokenLogprob
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -32,13 +36,16 @@ class Sequence:
         prompt_length: how many of `tokens` are the prompt.
         sampling: how its tokens are drawn.
         seed: what they are drawn with.
-        budget: most tokens of the reply.
+        budget: most tokens of the reply; 0 computes the prompt and draws nothing.
         end_ids: ids that end the reply.
         reply: its text.
+        top_logprobs: how many likeliest tokens are reported beside each of the reply; None reports nothing.
+        prompt_logprobs: entries of the prompt's tokens so far, where they are asked for, else None.
         computed: tokens whose keys and values are in the cache.
         blocks: its KV blocks, in order.
         passed_over: prefill chunks that went to others while it waited.
         cancelled: its reader wants no more.
+        counts: how often the reply has each token.
     """
 
     handle: RequestHandle
@@ -52,12 +59,16 @@ class Sequence:
     budget: int
     end_ids: frozenset[int]
     reply: Reply
+    top_logprobs: int | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     passed_over: int = 0
     cancelled: bool = False
     counts: Counter[int] = field(default_factory=Counter)
     _finished: bool = False
+    _started_at: float | None = None
+    _first_token_at: float | None = None
 
     @property
     def remaining(self) -> int:
@@ -79,37 +90,72 @@ class Sequence:
         """Whether its last event is out."""
         return self._finished
 
-    def accept(self, token_id: int) -> None:
+    def start(self) -> None:
+        """Its first step begins."""
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+
+    def accept(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """Take a drawn token: tell the reader what became certain, and finish where the reply ends."""
+        if self._first_token_at is None:
+            self._first_token_at = time.monotonic()
         self.tokens.append(token_id)
         self.counts[token_id] += 1
         if token_id in self.end_ids:
             self.finish("stop")
             return
-        piece = self.reply.add(token_id)
+        piece = self.reply.add(token_id, logprob)
         if piece.stop_match is not None:
-            self._last_event(piece.text, piece.token_ids, "stop", piece.stop_match)
+            self._tell(piece.text, piece.tokens, "stop", piece.stop_match)
         elif self.generated >= self.budget:
             rest = self.reply.finish()
-            self._last_event(piece.text + rest.text, piece.token_ids + rest.token_ids, "length", None)
-        elif piece.text or piece.token_ids:
-            event = TokenEvent(self.handle.request_id, self.prompt_index, self.index, piece.text, piece.token_ids)
-            self.handle.put(event)
+            self._tell(piece.text + rest.text, piece.tokens + rest.tokens, "length")
+        elif piece.text or piece.tokens:
+            self._tell(piece.text, piece.tokens)
 
     def finish(self, reason: FinishReason) -> None:
         """End the reply here; text that was held back is given out."""
         rest = self.reply.finish()
-        self._last_event(rest.text, rest.token_ids, reason, None)
+        self._tell(rest.text, rest.tokens, reason)
 
     def fail(self, error: EngineError) -> None:
         """End the whole request with an error."""
         self._finished = True
         self.handle.put(error)
 
-    def _last_event(self, text: str, token_ids: tuple[int, ...], reason: FinishReason, match: str | None) -> None:
-        self._finished = True
-        metadata = {"stop_match": match, "completion_tokens": self.generated, "seed": self.handle.seed}
-        event = TokenEvent(
-            self.handle.request_id, self.prompt_index, self.index, text, token_ids, reason, metadata=metadata
+    def _tell(
+        self, text: str, tokens: tuple[ReplyToken, ...], reason: FinishReason | None = None, match: str | None = None
+    ) -> None:
+        metadata: dict[str, Any] = {}
+        if self.prompt_logprobs is not None:
+            metadata["prompt_logprobs"] = tuple(self.prompt_logprobs)
+            self.prompt_logprobs = None
+        if reason is not None:
+            self._finished = True
+            metadata |= self._ending(match)
+        logprobs = tuple(token.logprob for token in tokens if token.logprob is not None)
+        self.handle.put(
+            TokenEvent(
+                request_id=self.handle.request_id,
+                prompt_index=self.prompt_index,
+                index=self.index,
+                text=text,
+                token_ids=tuple(token.id for token in tokens),
+                logprobs=None if self.top_logprobs is None else logprobs,
+                finish_reason=reason,
+                metadata=metadata,
+            )
         )
-        self.handle.put(event)
+
+    def _ending(self, match: str | None) -> dict[str, Any]:
+        now = time.monotonic()
+        started = self._started_at or now
+        first = self._first_token_at or now
+        executed = np.array(self.tokens[self.prompt_length :], dtype="<i4").tobytes()
+        return {
+            "stop_match": match,
+            "completion_tokens": self.generated,
+            "seed": self.handle.seed,
+            "token_sha": hashlib.sha256(executed).hexdigest(),
+            "timing": Timing(started - self.handle.submitted_at, first - started, now - first),
+        }

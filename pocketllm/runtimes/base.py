@@ -176,6 +176,10 @@ class Runtime(ABC):
         """Run one step: write this step's cache entries and give the logits of ``batch.output_rows``."""
 
     @abstractmethod
+    def take_rows(self, logits: Any, rows: IntArray) -> Any:
+        """Some rows of the logits, in the order of `rows`, as logits."""
+
+    @abstractmethod
     def sample(self, logits: Any, rows: SamplingRows) -> IntArray:
         """One token id for each row of logits, int32 [R]; -1 where the row has NaN or nothing is allowed."""
 

@@ -88,6 +88,10 @@ class NullRuntime(Runtime):
         blocks = batch.block_table[sequence, : -(-length // self._block_size)]
         return tuple(self._cache.reshape(-1, self._block_size)[blocks].reshape(-1)[:length].tolist())
 
+    def take_rows(self, logits: npt.NDArray[np.float32], rows: IntArray) -> npt.NDArray[np.float32]:
+        """See `Runtime.take_rows`."""
+        return logits[rows]
+
     def sample(self, logits: npt.NDArray[np.float32], rows: SamplingRows) -> IntArray:
         """See `Runtime.sample`."""
         ids: IntArray = self._sample(logits, **rows.arrays())

@@ -67,6 +67,7 @@ class TorchRuntime(Runtime):
             for layer in self._family.cache_layout(config)
         ]
         self._ops = BackendOpTable("torch", device=options.device, dtype=options.dtype)
+        self._take_rows = self._ops.bind("take_rows")
         self._sample = self._ops.bind("sample")
         self._score: dict[int, BoundOp] = {}
         self._model: Model | None = None
@@ -144,6 +145,12 @@ class TorchRuntime(Runtime):
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    @torch.inference_mode()
+    def take_rows(self, logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
+        """See `Runtime.take_rows`."""
+        taken: torch.Tensor = self._take_rows(logits, self._tensor(rows.astype(np.int64)))
+        return taken
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> IntArray:

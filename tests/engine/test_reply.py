@@ -70,8 +70,9 @@ def test_bytes_that_can_never_complete_are_replaced_at_once() -> None:
 
 def test_control_tokens_have_no_text_and_are_given_out_in_their_place() -> None:
     reply = Reply(VOCABULARY.tokenizer, [])
-    assert reply.add(257) == Piece("", (257,))
-    assert reply.add(ord("a")) == Piece("a", (ord("a"),))
+    for token, text in ((257, ""), (ord("a"), "a")):
+        piece = reply.add(token)
+        assert (piece.text, piece.token_ids) == (text, (token,))
 
 
 @pytest.mark.parametrize(
