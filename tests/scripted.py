@@ -110,6 +110,7 @@ def scripted_engine(
     prefill_chunk: int = 32,
     max_queue: int = 64,
     decode_share: float = 0.25,
+    step_timeout: float = 300.0,
 ) -> Engine:
     """A serving engine whose replies `script` decides."""
     vocabulary = vocabulary or Vocabulary()
@@ -144,4 +145,5 @@ def scripted_engine(
         defaults=SamplingDefaults(temperature=0.0),
         model_id="scripted",
         max_queue=max_queue,
+        step_timeout=step_timeout,
     )

@@ -13,25 +13,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pocketllm.checkpoint.template import ChatTemplate
 from pocketllm.checkpoint.tokenizer import Tokenizer
-from pocketllm.engine.batching import OutputRows, flat_batch, output_rows
+from pocketllm.engine.executor import Drawn, Executor
 from pocketllm.engine.prompts import chat_prompt, raw_prompt
 from pocketllm.engine.reply import Reply
 from pocketllm.engine.request import RequestHandle
-from pocketllm.engine.sampler import SamplingDefaults, resolve, sampling_rows
+from pocketllm.engine.sampler import SamplingDefaults, resolve
 from pocketllm.engine.scheduler import Plan, Scheduler
-from pocketllm.engine.scoring import token_logprob
 from pocketllm.engine.sequence import Sequence as TokenSequence
 from pocketllm.engine.sequence import choice_seed
 from pocketllm.errors import EngineDeadError, EngineError, InvalidRequestError, QueueFullError
 from pocketllm.models.family import ModelConfig
 from pocketllm.runtimes.base import Runtime
-from pocketllm.types import Capabilities, Message, SamplingParams, TokenLogprob
+from pocketllm.types import Capabilities, Message, SamplingParams
 
 logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.25
+CLOSING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class Engine:
         defaults: SamplingDefaults,
         model_id: str,
         max_queue: int,
+        step_timeout: float = 300.0,
     ) -> None:
         self.model_id = model_id
         self.created = int(time.time())
@@ -93,10 +94,12 @@ class Engine:
         self.tokenizer = tokenizer
         self.template = template
         self._runtime = runtime
+        self._executor = Executor(runtime, tokenizer)
         self._scheduler = scheduler
         self._end_ids = end_ids
         self._defaults = defaults
         self._max_queue = max_queue
+        self._step_timeout = step_timeout
         self._arrivals = itertools.count()
         self._lock = threading.Condition()
         # All below is guarded by the lock; the scheduler and the runtime belong to the engine's thread alone.
@@ -104,11 +107,15 @@ class Engine:
         self._active: dict[str, list[TokenSequence]] = {}
         self._closing = False
         self._error: str | None = None
+        self._step_began: float | None = None
         self._requests_total = 0
         self._prompt_tokens_total = 0
         self._completion_tokens_total = 0
         self._thread = threading.Thread(target=self._run, name="pocketllm-engine", daemon=True)
         self._thread.start()
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._watch_steps, name="pocketllm-watch", daemon=True)
+        self._watch.start()
         atexit.register(self.close)
 
     def render_chat(
@@ -277,12 +284,26 @@ class Engine:
             )
 
     def close(self) -> None:
-        """Cancel what runs, end the thread and free the runtime. Closing twice does nothing."""
+        """Cancel what runs, end the threads and free the runtime. Closing twice does nothing.
+
+        A step that hangs is not waited for longer than `CLOSING_SECONDS`; its thread is left to the process's end.
+        """
         atexit.unregister(self.close)
         with self._lock:
             self._closing = True
             self._lock.notify()
-        self._thread.join()
+            hangs = self._error is not None
+        self._over.set()
+        self._watch.join()
+        self._thread.join(timeout=CLOSING_SECONDS if hangs else None)
+
+    def _watch_steps(self) -> None:
+        """Declare the engine dead when a step does not come back: those who wait must not wait for ever."""
+        while not self._over.wait(WATCH_SECONDS):
+            began = self._step_began
+            if began is not None and time.monotonic() - began > self._step_timeout:
+                self._die(f"a step has not come back for {self._step_timeout:g} seconds")
+                return
 
     def _run(self) -> None:
         try:
@@ -305,7 +326,7 @@ class Engine:
                 if sequence.cancelled or self._closing:
                     sequence.finish("cancelled")
             self._retire()
-            return not self._closing
+            return not self._closing and self._error is None
 
     def _step(self) -> None:
         """Schedule, run, sample, commit. A step that fails ends the requests that took part in it, and no others."""
@@ -316,9 +337,9 @@ class Engine:
             return
         for work in plan.work:
             work.sequence.start()
-        started = time.monotonic()
+        started = self._step_began = time.monotonic()
         try:
-            drawn = self._run_plan(plan)
+            drawn = self._executor.run(plan)
         except Exception as error:  # a kernel may raise anything; its requests are told
             logger.exception("a step failed")
             self._fail(
@@ -326,53 +347,17 @@ class Engine:
             )
         else:
             self._commit(plan, drawn)
+        self._step_began = None
         self._scheduler.account(plan, time.monotonic() - started)
 
-    def _run_plan(self, plan: Plan) -> list[tuple[int, TokenLogprob | None]]:
-        """The next token of each sampled sequence, with its log probability where that is asked for."""
-        rows = output_rows(plan)
-        output = self._runtime.forward(flat_batch(plan, rows))
-        if rows.scored:
-            self._score_prompts(output.logits, rows)
-        if not rows.drawn:
-            return []
-        logits = output.logits
-        if len(rows.drawn) < len(rows.batch_rows):
-            logits = self._runtime.take_rows(logits, np.array(rows.drawn, dtype=np.int32))
-        token_ids = self._runtime.sample(logits, sampling_rows(plan.sampled))
-        tops = [sequence.top_logprobs for sequence in plan.sampled]
-        asked = [top for top in tops if top is not None]
-        if not asked:
-            return [(int(token_id), None) for token_id in token_ids]
-        scores = self._runtime.score(logits, token_ids, max(asked))
-        return [
-            (
-                int(token_id),
-                None if top is None or token_id < 0 else token_logprob(self.tokenizer, scores, row, int(token_id), top),
-            )
-            for row, (token_id, top) in enumerate(zip(token_ids, tops, strict=True))
-        ]
-
-    def _score_prompts(self, logits: Any, rows: OutputRows) -> None:
-        targets = np.full(len(rows.batch_rows), -1, dtype=np.int32)
-        for item in rows.scored:
-            targets[item.row] = item.sequence.tokens[item.place]
-        top = max(item.sequence.top_logprobs or 0 for item in rows.scored)
-        scores = self._runtime.score(logits, targets, top)
-        for item in rows.scored:
-            entries = item.sequence.prompt_logprobs
-            if entries is not None:
-                wanted = item.sequence.top_logprobs or 0
-                entries.append(token_logprob(self.tokenizer, scores, item.row, int(targets[item.row]), wanted))
-
-    def _commit(self, plan: Plan, drawn: list[tuple[int, TokenLogprob | None]]) -> None:
+    def _commit(self, plan: Plan, drawn: list[Drawn]) -> None:
         sampled = plan.sampled
         for work in plan.work:
             completes = work.completes
             work.sequence.computed += work.tokens
             if completes and work.sequence.budget == 0:
                 work.sequence.finish("length")
-        errors = [self._accept(sequence, *token) for sequence, token in zip(sampled, drawn, strict=True)]
+        errors = [self._accept(sequence, token) for sequence, token in zip(sampled, drawn, strict=True)]
         with self._lock:
             for sequence, error in zip(sampled, errors, strict=True):
                 if error is not None:
@@ -380,12 +365,12 @@ class Engine:
             self._completion_tokens_total += len(sampled)
             self._retire()
 
-    def _accept(self, sequence: TokenSequence, token_id: int, logprob: TokenLogprob | None) -> EngineError | None:
+    def _accept(self, sequence: TokenSequence, drawn: Drawn) -> EngineError | None:
         """Hand a drawn token on; what goes wrong here is the one request's error."""
-        if token_id < 0:
+        if drawn.token_id < 0:
             return EngineError("no next token can be drawn: the model's logits are not numbers, or none is allowed")
         try:
-            sequence.accept(token_id, logprob)
+            sequence.accept(drawn.token_id, drawn.logprob)
         except Exception as error:
             logger.exception("request %s failed", sequence.handle.request_id)
             return EngineError(f"the request failed: {type(error).__name__}: {error}")
@@ -398,7 +383,7 @@ class Engine:
             self._retire()
 
     def _fail_request(self, request_id: str, error: EngineError) -> None:
-        for sequence in self._active[request_id]:
+        for sequence in self._active.get(request_id, ()):
             if not sequence.finished:
                 sequence.fail(error)
 

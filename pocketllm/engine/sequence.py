@@ -95,6 +95,11 @@ class Sequence:
         if self._started_at is None:
             self._started_at = time.monotonic()
 
+    def add_prompt_logprob(self, entry: TokenLogprob) -> None:
+        """The entry of the prompt's next token, where they are asked for."""
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.append(entry)
+
     def accept(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """Take a drawn token: tell the reader what became certain, and finish where the reply ends."""
         if self._first_token_at is None:

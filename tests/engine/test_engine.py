@@ -262,6 +262,24 @@ def test_a_dead_engine_ends_every_request_and_says_so(make_engine, monkeypatch: 
         engine.submit([1], GREEDY)
 
 
+def test_a_step_that_never_returns_ends_every_request(make_engine) -> None:
+    gate = threading.Event()
+
+    def script(context: tuple[int, ...]) -> int:
+        gate.wait(30)
+        return 65
+
+    engine = make_engine(script, max_sequences=1, step_timeout=0.3)
+    handles = [engine.submit([1], GREEDY) for _ in range(3)]
+    for handle in handles:
+        with pytest.raises(EngineDeadError, match="has not come back"):
+            handle.result()
+    assert not engine.statistics().alive
+    with pytest.raises(EngineDeadError):
+        engine.submit([1], GREEDY)
+    gate.set()
+
+
 def test_requests_of_many_threads_are_served(make_engine) -> None:
     engine = make_engine(arithmetic(Vocabulary()), max_sequences=4)
     prompts = [[i + 1] * (i % 7 + 1) for i in range(24)]
