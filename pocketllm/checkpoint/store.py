@@ -267,8 +267,9 @@ def _find_on_hub(model: str) -> tuple[Path | None, str]:
     if importlib.util.find_spec("huggingface_hub") is None:
         return None, "the package huggingface_hub is not installed"
     hub: Any = importlib.import_module("huggingface_hub")
+    errors = importlib.import_module("huggingface_hub.errors")
     # Most of the hub's errors derive from these two; a refusing proxy shows as the HTTP library's own.
-    faults = (OSError, ValueError, getattr(hub.errors, "HTTPError", OSError))
+    faults = (OSError, ValueError, getattr(errors, "HTTPError", OSError))
     reason = ""
     for local_only in (True, False):
         try:

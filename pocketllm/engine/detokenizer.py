@@ -27,3 +27,12 @@ class Detokenizer:
     def add(self, token_id: int) -> str:
         """The characters that the token completes."""
         return self._decoder.decode(self.bytes_of(token_id))
+
+    def finish(self) -> str:
+        """What is left when no further token comes: nothing, unless bytes were kept that no rest could complete.
+
+        Python's decoder keeps half a surrogate (ED A0 to ED BF) as if it could become a character.
+        """
+        kept = self._decoder.getstate()[0]
+        impossible = kept[:1] == b"\xed" and kept[1:2] >= b"\xa0"
+        return self._decoder.decode(b"", final=True) if impossible else ""

@@ -70,7 +70,10 @@ class Reply:
 
     def finish(self) -> Piece:
         """The rest, when the reply ends for another reason than a stop string. An incomplete character is dropped."""
-        return self._release(self._stops.flush(), None)
+        text = self._detokenizer.finish()
+        self._decoded += len(text)
+        certain, _ = self._stops.add(text)
+        return self._release(certain + self._stops.flush(), None)
 
     def _release(self, text: str, match: str | None) -> Piece:
         self._released += len(text)

@@ -88,5 +88,5 @@ def _first_that_can(config: ModelConfig, options: RuntimeOptions) -> Selection:
 
 def _lacks(backend: Backend, config: ModelConfig, options: RuntimeOptions) -> tuple[str, ...]:
     if not backend.installed:
-        return (f"package {backend.requires!r} is not installed (pip install 'pocketllm[{backend.extra}]')",)
+        return (f"package {backend.requires!r} is not installed (pip install '.[{backend.extra}]' in the source tree)",)
     return backend.load().supports(config, options)

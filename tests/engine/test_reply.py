@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pocketllm.engine.reply import Piece, Reply
@@ -25,6 +25,8 @@ def play(data: bytes, stops: list[str]) -> tuple[list[Piece], int]:
 
 
 @given(byte_strings)
+@example(b"\xed\xa0")
+@example(b"a\xed\xbf")
 def test_joined_text_is_the_decoded_bytes_without_an_incomplete_tail(data: bytes) -> None:
     pieces, _ = play(data, [])
     text = "".join(piece.text for piece in pieces)
