@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pocketllm.async_llm import AsyncLLM
     from pocketllm.config import EngineArgs
     from pocketllm.errors import (
         CheckpointError,
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
         CompletionOutput,
         RequestOutput,
         SamplingParams,
+        ScoreOutput,
         TokenEvent,
+        TokenLogprob,
         Usage,
     )
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "pocketllm.async_llm": ("AsyncLLM",),
     "pocketllm.config": ("EngineArgs",),
     "pocketllm.errors": (
         "CheckpointError",
@@ -49,12 +53,22 @@ _HOMES = {
         "UnsupportedFeatureError",
     ),
     "pocketllm.llm": ("LLM",),
-    "pocketllm.types": ("Capabilities", "CompletionOutput", "RequestOutput", "SamplingParams", "TokenEvent", "Usage"),
+    "pocketllm.types": (
+        "Capabilities",
+        "CompletionOutput",
+        "RequestOutput",
+        "SamplingParams",
+        "ScoreOutput",
+        "TokenEvent",
+        "TokenLogprob",
+        "Usage",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Capabilities",
     "CheckpointError",
     "CompletionOutput",
@@ -68,8 +82,10 @@ __all__ = [
     "QueueFullError",
     "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
     "TemplateError",
     "TokenEvent",
+    "TokenLogprob",
     "UnsupportedFeatureError",
     "Usage",
     "__version__",

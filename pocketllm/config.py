@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +16,16 @@ DTYPES = ("auto", "float32", "bfloat16")
 
 DEFAULT_MODEL = "smollm2"
 
+# NPUs pass here, so that loading can say what they would need.
+_DEVICE = re.compile(r"auto|cpu|(cuda|npu)(:\d+)?")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs:
     """What an engine is started with.
 
     Attributes:
-        model: a known name, a path, or a Hugging Face id.
+        model: a known name, a path (`os.PathLike` too), or a Hugging Face id.
         backend: ``auto`` or one of `BACKENDS`.
         device: ``auto``, ``cpu`` or ``cuda[:i]``.
         dtype: activations: ``auto`` (float32 on a CPU, the checkpoint's own on a GPU), ``float32`` or ``bfloat16``.
@@ -52,6 +57,8 @@ class EngineArgs:
     def __post_init__(self) -> None:
         _one_of("backend", self.backend, ("auto", *BACKENDS))
         _one_of("dtype", self.dtype, DTYPES)
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise ConfigurationError(f"device is {self.device!r}: give auto, cpu or cuda[:i]")
         for name, least in (
             ("max_model_len", 2),
             ("max_num_seqs", 1),
@@ -66,18 +73,36 @@ class EngineArgs:
             raise ConfigurationError(f"decode_share is {self.decode_share!r}: give a number from 0 to 1")
         if not 0 <= self.decode_share <= 1:
             raise ConfigurationError(f"decode_share is {self.decode_share!r}: give a number from 0 to 1")
+        if isinstance(self.model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(self.model))
         if not isinstance(self.model, str) or not self.model:
             raise ConfigurationError(f"model is {self.model!r}: give a name, a path or a Hugging Face id")
+        if not isinstance(self.backend_options, Mapping):
+            raise ConfigurationError(
+                f"backend_options is {self.backend_options!r}: give a mapping from option to value"
+            )
+        object.__setattr__(self, "backend_options", dict(self.backend_options))
 
     @classmethod
     def from_env(cls, **arguments: Any) -> EngineArgs:
         """What the ``POCKETLLM_*`` variables say; `arguments` come before them, defaults after them.
 
+        A variable whose field is among `arguments` is not read.
+
         Raises:
-            ConfigurationError: a variable or an argument has a value that cannot be used.
+            ConfigurationError: a variable or an argument has a value that cannot be used; the message names it.
         """
-        read = {name: setting.read() for name, setting in env.ENGINE_SETTINGS.items() if name not in arguments}
-        return cls(**{name: value for name, value in read.items() if value is not None}, **arguments)
+        found = {}
+        for name, setting in env.ENGINE_SETTINGS.items():
+            value = None if name in arguments else setting.read()
+            if value is None:
+                continue
+            try:
+                cls(**{name: value})
+            except ConfigurationError as error:
+                raise ConfigurationError(f"environment variable {setting.name}: {error}") from None
+            found[name] = value
+        return cls(**found, **arguments)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -145,6 +145,12 @@ MEMORY_RESERVE_GIB = Variable(
     lambda: None,
     "Memory in GiB that the KV cache leaves free; by default a tenth of the machine's, at least 2.",
 )
+SEED_SALT = Variable(
+    "POCKETLLM_SEED_SALT",
+    str,
+    lambda: None,
+    "Any text; requests without a seed then derive theirs from it and their prompt instead of drawing one.",
+)
 
 MODEL = _setting("MODEL", TEXT, "Name, path or Hugging Face id of the model.")
 BACKEND = _setting("BACKEND", TEXT, "What computes: auto, torch, triton, cupy, numba or cpp.")
@@ -164,6 +170,7 @@ ALIAS = _setting("ALIAS", TEXTS, "Names of the model for clients; replies carry 
 REQUEST_TIMEOUT = _setting("REQUEST_TIMEOUT", NUMBER, "Most seconds for one request, its waiting included.")
 MAX_BODY_MB = _setting("MAX_BODY_MB", NUMBER, "Largest request body in MB (10^6 bytes).")
 SSE_PING_INTERVAL = _setting("SSE_PING_INTERVAL", NUMBER, "Seconds after which a silent stream gets a comment.")
+ACCESS_LOG = _setting("ACCESS_LOG", TEXT, "Where each request becomes a line of JSON: off, stderr or a file.")
 
 ENGINE_SETTINGS = {
     "model": MODEL,
@@ -188,7 +195,8 @@ SERVER_SETTINGS = {
     "request_timeout": REQUEST_TIMEOUT,
     "max_body_mb": MAX_BODY_MB,
     "sse_ping_interval": SSE_PING_INTERVAL,
+    "access_log": ACCESS_LOG,
 }
 """By the field of `ServerArgs` that each sets."""
 
-VARIABLES = (CACHE_DIR, MEMORY_RESERVE_GIB, *ENGINE_SETTINGS.values(), *SERVER_SETTINGS.values())
+VARIABLES = (CACHE_DIR, MEMORY_RESERVE_GIB, SEED_SALT, *ENGINE_SETTINGS.values(), *SERVER_SETTINGS.values())

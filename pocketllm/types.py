@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, Literal
+
+from pocketllm.display import reply_html, score_html
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -23,9 +26,71 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 
 
+@dataclass(frozen=True, slots=True)
+class NumberRange:
+    """The numbers that a field takes.
+
+    Attributes:
+        integer: whether only whole numbers are.
+        least, most: the bounds; `most` is infinity where there is no upper one.
+        open_below: whether `least` itself is excluded.
+    """
+
+    integer: bool
+    least: float
+    most: float
+    open_below: bool = False
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.integer else "a number"
+        if self.most == math.inf:
+            return f"{kind} of at least {self.least}"
+        return f"{kind} {'above' if self.open_below else 'from'} {self.least} to {self.most}"
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and not (self.open_below and value == self.least)
+
+    def checked(self, name: str, value: Any) -> int | float:
+        """The value as an int or float.
+
+        Raises:
+            TypeError: it is no number of that kind; booleans, NaN, infinities and numeric strings are none.
+            ValueError: it is out of range.
+        """
+        if isinstance(value, bool) or not isinstance(value, Integral if self.integer else Real):
+            raise TypeError(f"{name} is {value!r}: give {self}")
+        number = int(value) if isinstance(value, Integral) else float(value)
+        if not isinstance(number, int) and not math.isfinite(number):
+            raise TypeError(f"{name} is {value!r}, which is no finite number: give {self}")
+        if number not in self:
+            raise ValueError(f"{name} is {value!r}: give {self}")
+        return number if self.integer else float(number)
+
+
+SAMPLING_RANGES: Mapping[str, NumberRange] = {
+    "max_tokens": NumberRange(True, 1, math.inf),
+    "temperature": NumberRange(False, 0, 2),
+    "top_p": NumberRange(False, 0, 1, open_below=True),
+    "top_k": NumberRange(True, -1, math.inf),
+    "min_p": NumberRange(False, 0, 1),
+    "seed": NumberRange(True, -1, SEED_LIMIT - 1),
+    "frequency_penalty": NumberRange(False, -2, 2),
+    "presence_penalty": NumberRange(False, -2, 2),
+    "repetition_penalty": NumberRange(False, 0, 10, open_below=True),
+    "logit_bias": NumberRange(False, -100, 100),
+    "n": NumberRange(True, 1, MAX_CHOICES),
+    "stop_token_ids": NumberRange(True, 0, math.inf),
+    "min_tokens": NumberRange(True, 0, math.inf),
+    "logprobs": NumberRange(True, 0, MAX_LOGPROBS),
+}
+"""The one table of ranges, by the field of `SamplingParams`; for its collections, the range of each entry."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How a reply is drawn and when it ends. None means "not given": the model's or server's default applies.
+
+    The ranges are those of `SAMPLING_RANGES`.
 
     Attributes:
         max_tokens: the reply's budget in tokens, at least 1; None is the rest of the context window.
@@ -69,93 +134,58 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name, rule in _RULES.items():
-            value = getattr(self, name)
-            if value is None:
-                if _DEFAULTS[name] is not None:
-                    object.__setattr__(self, name, _DEFAULTS[name])
-                continue
-            object.__setattr__(self, name, rule.checked(name, value))
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            if value is None:  # not given
+                value = dict[int, float]() if declared.name == "logit_bias" else declared.default
+            if value is not None:
+                value = _checked(declared.name, value)
+            object.__setattr__(self, declared.name, value)
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        if not isinstance(self.ignore_eos, bool):
-            raise TypeError(f"ignore_eos is {self.ignore_eos!r}: give true or false")
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """A number's type and bounds."""
-
-    integer: bool
-    least: float
-    most: float
-    open_below: bool = False
-
-    def checked(self, name: str, value: Any) -> int | float:
-        kind = "a whole number" if self.integer else "a number"
-        allowed = f"{'above' if self.open_below else 'from'} {self.least:g} to {self.most:g}"
-        if self.most == math.inf:
-            allowed = f"of at least {self.least:g}"
-        if isinstance(value, bool) or not isinstance(value, int if self.integer else int | float):
-            raise TypeError(f"{name} is {value!r}: give {kind} {allowed}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise TypeError(f"{name} is {value!r}, which is no finite number: give {kind} {allowed}")
-        if not self.least <= value <= self.most or (self.open_below and value == self.least):
-            raise ValueError(f"{name} is {value!r}: give {kind} {allowed}")
-        return value if self.integer else float(value)
+def _checked(name: str, value: Any) -> Any:
+    """A field's value in the type that it is kept in."""
+    if name == "stop":
+        return _strings(value)
+    if name == "stop_token_ids":
+        return _token_ids(value)
+    if name == "logit_bias":
+        return _biases(value)
+    if name in SAMPLING_RANGES:
+        return SAMPLING_RANGES[name].checked(name, value)
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}: give true or false")
+    return value
 
 
-_RULES: dict[str, _Range] = {
-    "max_tokens": _Range(True, 1, math.inf),
-    "temperature": _Range(False, 0, 2),
-    "top_p": _Range(False, 0, 1, open_below=True),
-    "top_k": _Range(True, -1, math.inf),
-    "min_p": _Range(False, 0, 1),
-    "seed": _Range(True, -1, SEED_LIMIT - 1),
-    "frequency_penalty": _Range(False, -2, 2),
-    "presence_penalty": _Range(False, -2, 2),
-    "repetition_penalty": _Range(False, 0, 10, open_below=True),
-    "n": _Range(True, 1, MAX_CHOICES),
-    "min_tokens": _Range(True, 0, math.inf),
-    "logprobs": _Range(True, 0, MAX_LOGPROBS),
-}
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
+def _strings(value: Any) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
-        raise TypeError(f"{name} is {value!r}: give a string or a list of strings")
+        raise TypeError(f"stop is {value!r}: give a string or a list of strings")
     return tuple(items)
 
 
-def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
-        raise TypeError(f"{name} is {value!r}: give a list of token ids")
-    return tuple(value)
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise TypeError(f"stop_token_ids is {value!r}: give a list of token ids")
+    ids = SAMPLING_RANGES["stop_token_ids"]
+    return tuple(int(ids.checked(f"stop_token_ids[{place}]", item)) for place, item in enumerate(value))
 
 
 def _biases(value: Any) -> dict[int, float]:
-    if value is None:
-        return {}
+    limits = SAMPLING_RANGES["logit_bias"]
     if not isinstance(value, Mapping):
-        raise TypeError(f"logit_bias is {value!r}: give an object from token id to a number from -100 to 100")
-    limits = _Range(False, -100, 100)
+        raise TypeError(f"logit_bias is {value!r}: give a mapping from token id to {limits}")
     biases = {}
     for token, bias in value.items():
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise TypeError(f"logit_bias has the key {token!r}: keys are token ids, whole numbers of at least 0")
+        if token < 0:
             raise ValueError(f"logit_bias has the key {token!r}: keys are token ids, whole numbers of at least 0")
-        biases[token] = float(limits.checked(f"logit_bias[{token}]", bias))
+        biases[int(token)] = float(limits.checked(f"logit_bias[{token}]", bias))
     return biases
-
-
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(SamplingParams)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +323,43 @@ class RequestOutput:
         """The first choice's log probabilities."""
         return self.outputs[0].logprobs
 
+    def _repr_html_(self) -> str:
+        return reply_html(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """How likely a model finds a prompt.
+
+    Attributes:
+        request_id: by which it could be cancelled.
+        prompt_token_ids: the prompt as it was run.
+        tokens: the bytes that each of its tokens stands for.
+        logprobs: one entry for each token, None for the first, which nothing precedes.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    tokens: tuple[bytes, ...]
+    logprobs: tuple[TokenLogprob | None, ...]
+
+    @property
+    def total_logprob(self) -> float:
+        """Natural logarithm of the probability of all tokens after the first; 0 where there are none."""
+        return math.fsum(entry.logprob for entry in self.logprobs if entry is not None)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log probability of the tokens after the first; NaN where there are none."""
+        scored = len(self.logprobs) - 1
+        if scored < 1:
+            return math.nan
+        mean = -self.total_logprob / scored
+        return math.exp(mean) if mean < 700 else math.inf  # exp overflows a little above
+
+    def _repr_html_(self) -> str:
+        return score_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
@@ -350,3 +417,7 @@ class Capabilities:
     paged_kv: bool
     batch_invariant: str | None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        facts = (f"    {entry.name}={getattr(self, entry.name)!r},\n" for entry in fields(self))
+        return f"Capabilities(\n{''.join(facts)})"

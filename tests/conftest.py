@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 import threading
 import time
@@ -25,6 +26,10 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != RO
 
 # Read by its owner at import: no test goes to a network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Read by Triton at import, which other libraries cause too: without a GPU its kernels run in its interpreter.
+if shutil.which("nvidia-smi") is None:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 hypothesis.settings.register_profile(
     "pocketllm",

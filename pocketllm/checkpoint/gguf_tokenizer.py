@@ -102,7 +102,8 @@ class GgufTokenizer:
     Attributes:
         backend: the library's tokenizer, without a post-processor.
         tokens: the vocabulary by id.
-        ids: token id by role: ``bos``, ``eos``, ``unknown``, ``padding``, ``eot``, ``eom``, where declared.
+        ids: token id by role, where declared: ``bos``, ``eos``, ``unknown``, ``padding``, ``eot``, ``eom``, and for
+            filling in the middle ``fim_pre``, ``fim_suf``, ``fim_mid``.
         add_bos_token: whether an encoded text begins with BOS.
         add_eos_token: whether it ends with EOS.
     """
@@ -152,7 +153,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> GgufTokenizer:
     )
 
 
-_ROLES = ("bos", "eos", "unknown", "padding", "eot", "eom")
+_ROLES = ("bos", "eos", "unknown", "padding", "eot", "eom", "fim_pre", "fim_suf", "fim_mid")
 
 
 @dataclass(frozen=True, slots=True)

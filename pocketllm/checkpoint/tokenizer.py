@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 from pocketllm.checkpoint.checkpoint import Checkpoint
+from pocketllm.checkpoint.fill_in_middle import FillInMiddle, spelled_tokens
 from pocketllm.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from pocketllm.checkpoint.special_tokens import InertEncoder, RenderedPrompt, SpecialTokens, replace_surrogates
 from pocketllm.checkpoint.token_bytes import TokenBytes, token_bytes
@@ -32,6 +33,7 @@ class Tokenizer:
         special_tokens: their texts, as a template's renderer needs them.
         template_variables: ``bos_token``, ``eos_token`` and so on, the texts a chat template may ask for.
         eos_token_ids: every id that the tokenizer itself declares to end a turn or a text; may be empty.
+        fill_in_middle: the control tokens for a text between two others, or None where the vocabulary has none.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Tokenizer:
         *,
         template_variables: Mapping[str, str],
         eos_token_ids: Iterable[int] | None = None,
+        fill_in_middle: FillInMiddle | None = None,
         add_bos_token: bool | None = None,
         add_eos_token: bool | None = None,
         model_vocab_size: int = 0,
@@ -50,6 +53,7 @@ class Tokenizer:
             backend: the library's tokenizer; its truncation and padding are switched off.
             template_variables: texts by role (``bos_token`` ...).
             eos_token_ids: the ids that end a text; by default that of ``eos_token``.
+            fill_in_middle: the tokens for filling in the middle; by default those of a known spelling.
             add_bos_token: whether encoding puts the BOS token first. None leaves it to the backend's post-processor.
             add_eos_token: likewise for EOS at the end.
             model_vocab_size: rows of the model's vocabulary, where that is known.
@@ -68,6 +72,7 @@ class Tokenizer:
         self.id_limit = max(self.vocab_size, model_vocab_size)
         eos = (self.eos_token_id,) if self.eos_token_id is not None else ()
         self.eos_token_ids = eos if eos_token_ids is None else tuple(dict.fromkeys(eos_token_ids))
+        self.fill_in_middle = fill_in_middle or spelled_tokens(self.token_id)
         self._prefix, self._suffix = self._framing(add_bos_token, add_eos_token)
 
     @classmethod
@@ -108,6 +113,7 @@ class Tokenizer:
         """
         described = read_gguf_tokenizer(metadata)
         roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+        fim = [described.ids[role] for role in ("fim_pre", "fim_suf", "fim_mid") if role in described.ids]
         return cls(
             described.backend,
             template_variables={
@@ -116,6 +122,7 @@ class Tokenizer:
                 if role in described.ids
             },
             eos_token_ids=[described.ids[role] for role in ("eos", "eot", "eom") if role in described.ids],
+            fill_in_middle=FillInMiddle(*fim) if len(fim) == 3 else None,
             add_bos_token=described.add_bos_token,
             add_eos_token=described.add_eos_token,
             model_vocab_size=len(described.tokens),

@@ -13,16 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pocketllm import env
+from pocketllm.checkpoint.special_tokens import RenderedPrompt
 from pocketllm.checkpoint.template import ChatTemplate
 from pocketllm.checkpoint.tokenizer import Tokenizer
 from pocketllm.engine.executor import Drawn, Executor
-from pocketllm.engine.prompts import chat_prompt, raw_prompt
+from pocketllm.engine.prompts import chat_prompt, infill_prompt, raw_prompt
 from pocketllm.engine.reply import Reply
 from pocketllm.engine.request import RequestHandle
 from pocketllm.engine.sampler import SamplingDefaults, resolve
 from pocketllm.engine.scheduler import Plan, Scheduler
 from pocketllm.engine.sequence import Sequence as TokenSequence
-from pocketllm.engine.sequence import choice_seed
+from pocketllm.engine.sequence import choice_seed, own_seed
 from pocketllm.errors import EngineDeadError, EngineError, InvalidRequestError, QueueFullError
 from pocketllm.models.family import ModelConfig
 from pocketllm.runtimes.base import Runtime
@@ -118,18 +120,20 @@ class Engine:
         self._watch.start()
         atexit.register(self.close)
 
-    def render_chat(
+    def chat_prompt(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """The token ids of a conversation, rendered by the checkpoint's template.
+    ) -> RenderedPrompt:
+        """The prompt of a conversation, rendered by the checkpoint's template.
 
         Args:
             messages: OpenAI's shape; they are not changed.
             add_generation_prompt: whether the prompt ends with the opening of an assistant turn.
+            continue_final_message: end with the last message's text instead, as the beginning of the reply.
             template_variables: further variables of the template's own, such as ``enable_thinking``.
 
         Raises:
@@ -137,11 +141,30 @@ class Engine:
             InvalidRequestError: a message is malformed.
         """
         return chat_prompt(
-            self.tokenizer,
             self.template,
             messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             variables=template_variables or {},
+            special_tokens=self.tokenizer.special_tokens,
+        )
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The token ids of `chat_prompt`. Message contents never turn into special tokens."""
+        return self.tokenizer.encode_chat(
+            self.chat_prompt(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_variables=template_variables,
+            )
         )
 
     def encode_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
@@ -152,6 +175,20 @@ class Engine:
         """
         return raw_prompt(
             self.tokenizer, prompt, vocab_size=self.config.vocab_size, add_special_tokens=add_special_tokens
+        )
+
+    def encode_infill(self, prompt: str | Sequence[int], suffix: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids that ask for what belongs between `prompt` and `suffix`, neither of them parsed.
+
+        Raises:
+            InvalidRequestError: the tokenizer has no fill-in-the-middle tokens; an id is outside the vocabulary.
+        """
+        return infill_prompt(
+            self.tokenizer,
+            prompt,
+            suffix,
+            vocab_size=self.config.vocab_size,
+            add_special_tokens=add_special_tokens,
         )
 
     def submit(
@@ -168,7 +205,8 @@ class Engine:
 
         Args:
             prompt_token_ids: what is run.
-            params: how the replies are drawn.
+            params: how the replies are drawn. Without a seed one is drawn, or derived from the prompt where the
+                environment has a ``POCKETLLM_SEED_SALT``; the handle tells it.
             request_id: by which it can be cancelled; one is made where none is given.
             prompt_index: which prompt of the caller's it is, for its events.
             prefill_only: compute the prompt and draw nothing, whatever the params say.
@@ -182,9 +220,8 @@ class Engine:
             EngineDeadError: the engine can serve no more.
         """
         prompt = tuple(prompt_token_ids)
-        budget = self._reply_budget(len(prompt), 0 if prefill_only else params.max_tokens)
-        self._check_token_ids(params)
-        seed = secrets.randbits(53) if params.seed is None else params.seed
+        budget = self.check_request(prompt, params, prefill_only=prefill_only)
+        seed = own_seed(prompt, env.SEED_SALT.read()) if params.seed is None else params.seed
         handle = RequestHandle(
             request_id or f"req-{secrets.token_hex(12)}", prompt, seed=seed, n=params.n, cancel=self.cancel
         )
@@ -210,6 +247,14 @@ class Engine:
         ]
         self._enqueue(handle, sequences)
         return handle
+
+    def check_request(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, prefill_only: bool = False
+    ) -> int:
+        """The tokens that a reply may have; the errors are those of `submit` that the request alone decides."""
+        budget = self._reply_budget(len(prompt_token_ids), 0 if prefill_only else params.max_tokens)
+        self._check_token_ids(params)
+        return budget
 
     def _reply_budget(self, prompt_tokens: int, max_tokens: int | None) -> int:
         window = self.capabilities.max_model_len

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping
+from typing import Any
 
 from pocketllm import env
 from pocketllm.checkpoint.opening import open_checkpoint
@@ -17,6 +20,7 @@ from pocketllm.engine.prompts import FALLBACK_TEMPLATE
 from pocketllm.engine.sampler import SamplingDefaults
 from pocketllm.engine.scheduler import Scheduler
 from pocketllm.engine.termination import end_token_ids
+from pocketllm.errors import UnsupportedFeatureError
 from pocketllm.models.family import ModelConfig, family
 from pocketllm.runtimes.base import Progress, Runtime, RuntimeOptions
 from pocketllm.runtimes.registry import Selection, select_backend
@@ -41,9 +45,10 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
     Raises:
         ModelNotFoundError: no such model.
         CheckpointError: the checkpoint is damaged or not understood.
-        UnsupportedFeatureError: the backend cannot run it.
+        UnsupportedFeatureError: the backend cannot run it, or there is no such device or backend option here.
         ConfigurationError: an argument cannot be used with it.
     """
+    options = _runtime_options(args)
     path = ModelStore(env.CACHE_DIR.read()).resolve(args.model)
     checkpoint = open_checkpoint(path)
     try:
@@ -51,7 +56,6 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         check_weights(checkpoint, config)
         tokenizer = load_tokenizer(checkpoint)
         template = find_template(checkpoint, tokenizer)
-        options = _runtime_options(args)
         selection = select_backend(args.backend, config, options)
         logger.info("backend %s on %s: %s", selection.backend.name, options.device, selection.reason)
         runtime = selection.backend.load()(config, options)
@@ -61,6 +65,8 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         details = {
             "eos_source": end_source,
             "template_source": "checkpoint" if template is not None else "fallback",
+            "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
+            "weight_bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         }
         return Engine(
             runtime,
@@ -85,6 +91,14 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
 
 
 def _runtime_options(args: EngineArgs) -> RuntimeOptions:
+    unknown = args.backend_options.keys() - {"eos_token_id"}
+    if unknown:
+        raise UnsupportedFeatureError(f"no backend has the option {min(unknown)!r}; there is: eos_token_id")
+    if args.device.startswith("npu"):
+        raise UnsupportedFeatureError(
+            f"device {args.device!r} (Ascend) needs its vendor's toolkit, CANN, which is missing here: "
+            "give cpu or cuda[:i]"
+        )
     device = "cpu" if args.device == "auto" else args.device
     dtype = "float32" if args.dtype == "auto" else args.dtype
     return RuntimeOptions(device=device, dtype=dtype, block_size=args.block_size, threads=args.threads)
@@ -120,7 +134,7 @@ def _capabilities(
     selection: Selection,
     runtime: Runtime,
     cache: CachePlan,
-    details: dict[str, str],
+    details: Mapping[str, Any],
 ) -> Capabilities:
     return Capabilities(
         backend=selection.backend.name,

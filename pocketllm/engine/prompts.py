@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pocketllm.checkpoint.template import ChatTemplate
+from pocketllm.checkpoint.special_tokens import RenderedPrompt, SpecialTokens, replace_surrogates
+from pocketllm.checkpoint.template import ChatTemplate, normalise_messages
 from pocketllm.checkpoint.tokenizer import Tokenizer
 from pocketllm.errors import InvalidRequestError
 from pocketllm.types import Message
@@ -23,6 +25,10 @@ def raw_prompt(
     """A text's ids, with special tokens parsed; or the ids themselves, checked against the model's vocabulary."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, add_special_tokens=add_special_tokens, parse_special=True)
+    return _checked_ids(prompt, vocab_size)
+
+
+def _checked_ids(prompt: Sequence[int], vocab_size: int) -> list[int]:
     for place, token_id in enumerate(prompt):
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
             raise InvalidRequestError(
@@ -32,14 +38,69 @@ def raw_prompt(
     return list(prompt)
 
 
+def infill_prompt(
+    tokenizer: Tokenizer, prompt: str | Sequence[int], suffix: str, *, vocab_size: int, add_special_tokens: bool
+) -> list[int]:
+    """The ids that ask for what belongs between `prompt` and `suffix`.
+
+    Special tokens are not parsed: source code may well contain their texts.
+
+    Raises:
+        InvalidRequestError: the tokenizer has no fill-in-the-middle tokens, or an id is outside the vocabulary.
+    """
+    fim = tokenizer.fill_in_middle
+    if fim is None:
+        raise InvalidRequestError(
+            "This model's tokenizer has no fill-in-the-middle tokens, so it cannot write up to a given suffix: leave "
+            "the suffix out, or serve a code model.",
+            param="suffix",
+        )
+    if isinstance(prompt, str):
+        before = tokenizer.encode(prompt, add_special_tokens=False, parse_special=False)
+    else:
+        before = _checked_ids(prompt, vocab_size)
+    after = tokenizer.encode(suffix, add_special_tokens=False, parse_special=False)
+    bos = tokenizer.bos_token_id
+    begin = [bos] if add_special_tokens and tokenizer.add_bos_token and bos is not None else []
+    return [*begin, fim.prefix, *before, fim.suffix, *after, fim.middle]
+
+
+def token_offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> list[int]:
+    """How many characters of a prompt's `text` come before each of its tokens.
+
+    Exact where the tokens' bytes are the text, control tokens that the tokenizer added aside. A tokenizer that changes
+    a text (by Unicode normalisation, say) moves the places after the change by as much.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, place = [], 0
+    for token_id in token_ids:
+        offsets.append(min(place, len(text)))
+        piece = decoder.decode(tokenizer.token_bytes(token_id))
+        if token_id in tokenizer.special_ids and not text.startswith(piece, place):
+            continue
+        if place == 0 and tokenizer.strips_leading_space and not text.startswith(" "):
+            piece = piece.removeprefix(" ")
+        place += len(piece)
+    return offsets
+
+
 def chat_prompt(
-    tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool,
+    continue_final_message: bool,
     variables: Mapping[str, Any],
-) -> list[int]:
-    """A conversation's ids. Message contents never turn into special tokens."""
-    rendered = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
-    return tokenizer.encode_chat(rendered)
+    special_tokens: SpecialTokens,
+) -> RenderedPrompt:
+    """A conversation as the model's template writes it.
+
+    With `continue_final_message` the last message is left to be gone on with: its text follows the opening of an
+    assistant turn.
+    """
+    if not continue_final_message:
+        return template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+    prompt = template.render(messages[:-1], add_generation_prompt=True, variables=variables)
+    start = replace_surrogates(normalise_messages(messages[-1:])[0]["content"])
+    breaks = (len(prompt.text) + place for place in special_tokens.breaks_in(start))
+    return RenderedPrompt(prompt.text + start, (*prompt.breaks, *breaks))

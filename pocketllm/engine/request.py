@@ -113,7 +113,7 @@ class RequestHandle:
         outputs = tuple(choice.output(index) for index, choice in enumerate(self._choices))
         completion = sum(output.completion_tokens for output in outputs)
         usage = Usage(len(self.prompt_token_ids), completion, self.cached_tokens)
-        scored = self._choices[0].prompt_logprobs
+        scored = next((c.prompt_logprobs for c in self._choices if c.prompt_logprobs is not None), None)
         return RequestOutput(self.request_id, self.prompt_token_ids, outputs, self.seed, usage, scored)
 
     def cancel(self) -> bool:

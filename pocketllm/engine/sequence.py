@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,19 @@ from pocketllm.engine.request import RequestHandle
 from pocketllm.engine.sampler import ResolvedSampling
 from pocketllm.errors import EngineError
 from pocketllm.types import FinishReason, Timing, TokenEvent, TokenLogprob
+
+SEED_BITS = 53
+"""Of seeds that nobody gave: they stay exact in JSON readers that keep numbers as doubles."""
+
+
+def own_seed(prompt_token_ids: Iterable[int], salt: str | None) -> int:
+    """The seed of a request that brings none: drawn, or derived from its prompt where there is a salt."""
+    if salt is None:
+        return secrets.randbits(SEED_BITS)
+    key = hashlib.blake2b(salt.encode(errors="surrogateescape"), digest_size=64).digest()
+    prompt = np.fromiter(prompt_token_ids, dtype="<i4").tobytes()
+    derived = hashlib.blake2b(prompt, key=key, digest_size=8).digest()
+    return int.from_bytes(derived, "little") >> (64 - SEED_BITS)
 
 
 def choice_seed(seed: int, index: int) -> int:

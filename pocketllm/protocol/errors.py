@@ -15,6 +15,8 @@ from pocketllm.errors import (
     UnsupportedFeatureError,
 )
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""Code of the error for a prompt and reply that do not fit the window."""
 REQUEST_ID_ACTIVE = "request_id_active"
 """Code of the error for an id that another request holds while it runs."""
 
@@ -96,3 +98,12 @@ def openai_error(
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     error = {"message": message, "type": kind, "param": param, "code": code, **(details or {})}
     return ErrorReply(status, {"error": error}, headers or {})
+
+
+def llama_server_error(reply: ErrorReply) -> ErrorReply:
+    """The same error in llama-server's envelope: ``{"error": {code, message, type}}``, the code being the status."""
+    error = dict(reply.body["error"])
+    reason, _ = error.pop("code"), error.pop("param")
+    kind = "exceed_context_size_error" if reason == CONTEXT_LENGTH_EXCEEDED else error["type"]
+    kind = "not_supported_error" if reply.status == 501 else kind
+    return ErrorReply(reply.status, {"error": {"code": reply.status, **error, "type": kind}}, reply.headers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
@@ -40,6 +41,17 @@ class OpenObject(BaseModel):
     """An object whose known members are checked and whose further members are kept: a template may read them."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """What the server does where a field is absent or null; for the documentation.
+
+    Attributes:
+        text: a value, or a clause.
+    """
+
+    text: str
 
 
 class NotServed:

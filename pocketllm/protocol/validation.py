@@ -41,12 +41,15 @@ def validated(table: type[Fields], body: dict[str, Any]) -> Fields:
     """`body` as the fields of `table`.
 
     Raises:
-        InvalidRequestError: naming the first field at fault by its path, what was sent and what is allowed.
+        InvalidRequestError: naming the first field at fault by its path, what was sent and what is allowed. A table's
+            own rules about several fields raise it themselves.
     """
     try:
         return table.model_validate(body)
     except ValidationError as error:
-        raise _explained(table, body, error.errors(include_url=False)[0]) from None
+        first = error.errors(include_url=False)[0]
+        cause = first.get("ctx", {}).get("error")
+        raise cause if isinstance(cause, InvalidRequestError) else _explained(table, body, first) from None
 
 
 def _explained(table: type[RequestObject], body: dict[str, Any], error: ErrorDetails) -> InvalidRequestError:

@@ -17,6 +17,7 @@ from pocketllm.protocol.fields import RequestObject
 from pocketllm.protocol.openai.reply import ReplyHead
 from pocketllm.protocol.openai.sampling import REQUEST_ID_PATTERN, GenerationFields
 from pocketllm.protocol.validation import validated
+from pocketllm.server import access_log
 from pocketllm.server.generation import Generation
 from pocketllm.server.respond import Reply, streamed_response, whole_response
 from pocketllm.server.state import ServerState
@@ -60,10 +61,13 @@ def generate(
         engine,
         prompts,
         fields.sampling_params(),
+        prefill_only=fields.prefill_only,
+        scores_prompt=fields.scores_prompt,
         request_id=head.id,
         timeout=_timeout(fields, state),
         client_gone=request.environ.get("waitress.client_disconnected", _never),
     )
+    access_log.note(next(iter(client_ids), head.id), generation)
     with ExitStack() as cleanup:
         state.active.add(ids, generation)
         cleanup.callback(state.active.remove, ids)

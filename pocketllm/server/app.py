@@ -8,9 +8,10 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from pocketllm.errors import PocketLLMError
-from pocketllm.protocol.errors import ErrorReply, openai_error
-from pocketllm.server.respond import error_response, json_response
-from pocketllm.server.routes import chat, completions, health, models, requests
+from pocketllm.protocol.errors import ErrorReply, error_reply, llama_server_error, openai_error
+from pocketllm.server import access_log
+from pocketllm.server.respond import json_response
+from pocketllm.server.routes import chat, completions, health, models, requests, tokenization
 from pocketllm.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -25,18 +26,29 @@ def create_app(state: ServerState) -> Flask:
     # A path is served as it stands or not at all: no redirects between spellings.
     app.url_map.strict_slashes = True
     app.url_map.merge_slashes = False
-    for routes in (chat, completions, health, models, requests):
+    for routes in (chat, completions, health, models, requests, tokenization):
         app.register_blueprint(routes.blueprint(state))
-    app.register_error_handler(PocketLLMError, error_response)
+    access_log.install(app, state.access_log)
+    app.register_error_handler(PocketLLMError, _error_response)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _unexpected_error)
     return app
 
 
+def _in_envelope(reply: ErrorReply) -> Response:
+    """An error as clients of the path expect it: OpenAI's under /v1/, llama-server's elsewhere."""
+    if not request.path.startswith("/v1/"):
+        reply = llama_server_error(reply)
+    return json_response(reply.body, reply.status, reply.headers)
+
+
+def _error_response(error: Exception) -> Response:
+    return _in_envelope(error_reply(error))
+
+
 def _http_error(error: HTTPException) -> Response:
     """Flask's own refusals in the envelope of all others."""
-    reply = _http_error_reply(error)
-    return json_response(reply.body, reply.status, reply.headers)
+    return _in_envelope(_http_error_reply(error))
 
 
 def _http_error_reply(error: HTTPException) -> ErrorReply:
@@ -52,4 +64,4 @@ def _http_error_reply(error: HTTPException) -> ErrorReply:
 
 def _unexpected_error(error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.path, exc_info=error)
-    return error_response(error)
+    return _error_response(error)

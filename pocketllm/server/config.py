@@ -18,6 +18,7 @@ class ServerArgs:
         max_body_mb: largest request body in MB (10**6 bytes).
         request_timeout: most seconds for one request, queue included; None sets no limit.
         sse_ping_interval: seconds after which a silent stream gets a comment.
+        access_log: where each request becomes a line of JSON: ``off``, ``stderr`` or a file, which is appended to.
     """
 
     host: str = "127.0.0.1"
@@ -26,6 +27,7 @@ class ServerArgs:
     max_body_mb: float = 8.0
     request_timeout: float | None = None
     sse_ping_interval: float = 30.0
+    access_log: str = "off"
 
     def __post_init__(self) -> None:
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
@@ -34,6 +36,8 @@ class ServerArgs:
             raise ConfigurationError("host is empty: give an address, such as 127.0.0.1")
         if not all(self.aliases):
             raise ConfigurationError("an alias is empty: give names of at least one character")
+        if not isinstance(self.access_log, str) or not self.access_log:
+            raise ConfigurationError(f"access_log is {self.access_log!r}: give off, stderr or the path of a file")
         for name in ("max_body_mb", "request_timeout", "sse_ping_interval"):
             value = getattr(self, name)
             if value is None and name == "request_timeout":

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pocketllm.protocol.errors import RequestTimeoutError
-from pocketllm.protocol.openai.reply import Answer
+from pocketllm.protocol.openai.answer import Answer
 from pocketllm.types import CompletionOutput, SamplingParams, TokenEvent, Usage
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Generation:
 
     Attributes:
         n: choices of each prompt.
+        client_left: whether the client closed its connection before the end.
     """
 
     def __init__(
@@ -38,14 +39,19 @@ class Generation:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         *,
+        prefill_only: bool,
+        scores_prompt: bool,
         request_id: str,
         timeout: float | None,
         client_gone: Callable[[], bool],
     ) -> None:
         self.n = params.n
+        self.client_left = False
         self._engine = engine
         self._prompts = prompts
         self._params = params
+        self._prefill_only = prefill_only
+        self._scores_prompt = scores_prompt
         self._request_id = request_id
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
@@ -67,7 +73,16 @@ class Generation:
         """
         for index, prompt in enumerate(self._prompts):
             request_id = self._request_id if len(self._prompts) == 1 else f"{self._request_id}-{index}"
-            self._handles.append(self._engine.submit(prompt, self._params, request_id=request_id, prompt_index=index))
+            self._handles.append(
+                self._engine.submit(
+                    prompt,
+                    self._params,
+                    request_id=request_id,
+                    prompt_index=index,
+                    prefill_only=self._prefill_only,
+                    prompt_logprobs=self._scores_prompt,
+                )
+            )
         if self._cancelled:
             self.cancel()
 
@@ -95,6 +110,11 @@ class Generation:
             if unfinished:
                 self._check_patience()
 
+    @property
+    def complete(self) -> bool:
+        """Whether every choice is finished."""
+        return len(self._finished) == self.choice_count
+
     def choice_index(self, event: TokenEvent) -> int:
         """Which of all prompts' choices an event belongs to."""
         return event.prompt_index * self.n + event.index
@@ -118,13 +138,11 @@ class Generation:
             for choice in output.outputs
             if position * self.n + choice.index in self._finished
         ]
-        usage = Usage(
-            prompt_tokens=sum(output.usage.prompt_tokens for output in outputs),
-            completion_tokens=sum(output.usage.completion_tokens for output in outputs),
-            cached_tokens=sum(output.usage.cached_tokens for output in outputs),
-        )
-        seeds = {output.seed for output in outputs}
-        return Answer(choices, usage, seeds.pop() if len(seeds) == 1 else None)
+        return Answer(outputs, self.n, choices)
+
+    def usage(self) -> Usage:
+        """Tokens taken so far."""
+        return self.answer().usage
 
     def cancel(self) -> bool:
         """End all choices, from any thread; False when all have ended."""
@@ -145,6 +163,7 @@ class Generation:
 
     def _check_patience(self) -> None:
         if self._client_gone():
+            self.client_left = True
             raise ClientGoneError
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise RequestTimeoutError(f"The request did not finish within {self._timeout:g} seconds.")

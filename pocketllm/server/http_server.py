@@ -16,6 +16,7 @@ from waitress.utilities import RequestEntityTooLarge
 
 from pocketllm.protocol.errors import openai_error
 from pocketllm.protocol.json_text import dumps
+from pocketllm.server.access_log import Record
 from pocketllm.server.app import MEGABYTE, create_app
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class _EnvelopeErrorTask(ErrorTask):  # type: ignore[misc]
         self.set_close_on_finish()
         self.content_length = len(body)
         self.write(body)
+        # What the parser refuses never comes to the application, which writes down everything else.
+        self.channel.server.state.access_log.write(Record().line(None, None, refusal.code))
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
@@ -84,6 +87,7 @@ class HTTPServer(TcpWSGIServer):  # type: ignore[misc]
 
     Attributes:
         url: where it listens.
+        state: what its routes share.
     """
 
     channel_class = _Channel
@@ -103,7 +107,7 @@ class HTTPServer(TcpWSGIServer):  # type: ignore[misc]
             ident=None,
         )
         super().__init__(create_app(state), adj=adjustments)
-        self._state = state
+        self.state = state
         self._stopping = False
         # Reentrant, because a signal handler may interrupt its holder. Waking a closed loop would write to a file that
         # may be another's by then.
@@ -115,7 +119,7 @@ class HTTPServer(TcpWSGIServer):  # type: ignore[misc]
         while not self._stopping:
             self._turn(1.0)
         self.accepting = False
-        self._state.active.stop()
+        self.state.active.stop()
         self.task_dispatcher.shutdown(timeout=STOP_SECONDS)
         self._flush(time.monotonic() + FLUSH_SECONDS)
         with self._closing:

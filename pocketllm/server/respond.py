@@ -12,10 +12,10 @@ from flask import Response
 from pocketllm.errors import PocketLLMError
 from pocketllm.protocol.errors import error_reply
 from pocketllm.protocol.json_text import dumps
-from pocketllm.protocol.openai.reply import Answer
+from pocketllm.protocol.openai.answer import Answer
 from pocketllm.server import sse
 from pocketllm.server.generation import ClientGoneError, Generation
-from pocketllm.types import FinishReason, TokenEvent, Usage
+from pocketllm.types import FinishReason, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -29,28 +29,22 @@ class Reply(Protocol):
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The response without streaming."""
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """A choice's first chunk, sent before its first token."""
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """A choice's chunks before its first token."""
 
-    def delta(self, index: int, text: str) -> dict[str, Any]:
-        """More of a choice's text."""
+    def delta(self, index: int, event: TokenEvent) -> list[dict[str, Any]]:
+        """The chunks of an event."""
 
-    def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
-        """A choice's last chunk."""
+    def finish(self, index: int, reason: FinishReason, answer: Answer | None) -> dict[str, Any]:
+        """A choice's last chunk; with the whole answer where it is the last one that has choices."""
 
-    def usage(self, usage: Usage, seed: int | None) -> dict[str, Any]:
+    def usage(self, answer: Answer) -> dict[str, Any]:
         """The chunk after the last choice's end."""
 
 
 def json_response(body: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response."""
     return Response(dumps(body).encode(), status, dict(headers or {}), content_type="application/json")
-
-
-def error_response(error: Exception) -> Response:
-    """The response that tells of `error`."""
-    reply = error_reply(error)
-    return json_response(reply.body, reply.status, reply.headers)
 
 
 def whole_response(generation: Generation, reply: Reply) -> Response:
@@ -70,17 +64,19 @@ def streamed_response(generation: Generation, reply: Reply, *, includes_usage: b
 def _stream(generation: Generation, reply: Reply, includes_usage: bool) -> Iterator[bytes]:
     """The stream's pieces; empty ones pass the time."""
     try:
-        openings = [reply.opening(index) for index in range(generation.choice_count)]
+        openings = (chunk for index in range(generation.choice_count) for chunk in reply.opening(index))
         # The first piece takes the headers along, so there has to be one even where nothing is to be said yet.
-        yield b"".join(sse.data(opening) for opening in openings if opening is not None) or sse.PING
+        yield b"".join(map(sse.data, openings)) or sse.PING
         for event in generation.events():
-            yield b"" if event is None else _event_data(generation.choice_index(event), event, reply)
+            yield b"" if event is None else b"".join(map(sse.data, _chunks(generation, event, reply, includes_usage)))
         if includes_usage:
-            answer = generation.answer()
-            yield sse.data(reply.usage(answer.usage, answer.seed))
+            yield sse.data(reply.usage(generation.answer()))
         yield sse.DONE
     except ClientGoneError:
         return
+    except GeneratorExit:  # the server found nobody to write to
+        generation.client_left = True
+        raise
     except PocketLLMError as error:
         yield sse.data(error_reply(error).body)
     except Exception as error:
@@ -88,9 +84,13 @@ def _stream(generation: Generation, reply: Reply, includes_usage: bool) -> Itera
         yield sse.data(error_reply(error).body)
 
 
-def _event_data(index: int, event: TokenEvent, reply: Reply) -> bytes:
-    delta = sse.data(reply.delta(index, event.text)) if event.text else b""
-    return delta if event.finish_reason is None else delta + sse.data(reply.finish(index, event.finish_reason))
+def _chunks(generation: Generation, event: TokenEvent, reply: Reply, includes_usage: bool) -> list[dict[str, Any]]:
+    index = generation.choice_index(event)
+    chunks = reply.delta(index, event)
+    if event.finish_reason is not None:
+        answer = generation.answer() if generation.complete and not includes_usage else None
+        chunks.append(reply.finish(index, event.finish_reason, answer))
+    return chunks
 
 
 def _with_pings(pieces: Iterator[bytes], interval: float) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pocketllm.protocol.errors import ModelUnavailableError
+from pocketllm.server.access_log import AccessLog
 from pocketllm.server.active import ActiveRequests
 from pocketllm.server.config import ServerArgs
 
@@ -32,6 +33,7 @@ class ServerState:
     Attributes:
         args: the server's settings.
         max_prompts: most prompts of one request: as many as could run and wait at once.
+        access_log: where requests are written down.
         active: the running requests.
         progress: the latest news of loading, or None.
     """
@@ -39,6 +41,7 @@ class ServerState:
     def __init__(self, args: ServerArgs, *, max_prompts: int) -> None:
         self.args = args
         self.max_prompts = max_prompts
+        self.access_log = AccessLog(args.access_log)
         self.active = ActiveRequests()
         self.progress: Progress | None = None
         self._lock = threading.Lock()

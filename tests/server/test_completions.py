@@ -132,7 +132,7 @@ def test_an_empty_prompt_is_refused_and_harms_nobody(alphabet: str, prompt: Any)
         ({"max_tokens": True}, "max_tokens"),
         ({"prompt": ["x"] * 17}, "prompt"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
         ({"tools": []}, "tools"),
     ],
     ids=str,

@@ -20,6 +20,8 @@ class ServedModel:
         trained_context: tokens that the checkpoint was made for.
         vocab_size: entries of the vocabulary.
         hidden_size: width of the residual stream.
+        parameters: numbers in the checkpoint's tensors, or None where that is not known.
+        weight_bytes: bytes of the tensors as they are stored, or None.
     """
 
     id: str
@@ -30,10 +32,20 @@ class ServedModel:
     trained_context: int
     vocab_size: int
     hidden_size: int
+    parameters: int | None = None
+    weight_bytes: int | None = None
 
 
 def model_body(model: ServedModel) -> dict[str, Any]:
     """The model as OpenAI describes one; ``meta`` has llama-server's names for its numbers."""
+    meta = {
+        "n_ctx": model.context_window,
+        "n_ctx_train": model.trained_context,
+        "n_vocab": model.vocab_size,
+        "n_embd": model.hidden_size,
+        "n_params": model.parameters,
+        "size": model.weight_bytes,
+    }
     return {
         "id": model.id,
         "object": "model",
@@ -41,12 +53,7 @@ def model_body(model: ServedModel) -> dict[str, Any]:
         "owned_by": "pocketllm",
         "aliases": list(model.aliases),
         "tags": [],
-        "meta": {
-            "n_ctx": model.context_window,
-            "n_ctx_train": model.trained_context,
-            "n_vocab": model.vocab_size,
-            "n_embd": model.hidden_size,
-        },
+        "meta": {name: value for name, value in meta.items() if value is not None},
     }
 
 

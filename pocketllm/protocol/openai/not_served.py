@@ -12,15 +12,15 @@ from pocketllm.protocol.fields import NotServed, RequestObject
 _UNCONSTRAINED = "replies are not constrained to a grammar or schema"
 _NO_REASONING = "reasoning is not told apart from the answer"
 _NO_SLOTS = "requests are not bound to slots"
-_NO_LOGPROBS = "no log probabilities are reported"
 _PLAIN_SAMPLER = "the sampler has no such step"
 
 
 class NotServedFields(RequestObject):
     """Of every route that generates text."""
 
-    prompt_logprobs: Annotated[Any, NotServed(_NO_LOGPROBS)] = None
-    return_token_ids: Annotated[Any, NotServed("token ids are not part of a reply", False)] = None
+    prompt_logprobs: Annotated[
+        Any, NotServed('a prompt is scored by "echo" together with "logprobs" on /v1/completions')
+    ] = None
 
     guided_json: Annotated[Any, NotServed(_UNCONSTRAINED)] = None
     guided_regex: Annotated[Any, NotServed(_UNCONSTRAINED, "")] = None
@@ -47,9 +47,6 @@ class NotServedFields(RequestObject):
 class NotServedChatFields(NotServedFields):
     """Of chat completions."""
 
-    logprobs: Annotated[Any, NotServed(_NO_LOGPROBS, False)] = None
-    top_logprobs: Annotated[Any, NotServed(_NO_LOGPROBS, 0)] = None
-
     tools: Annotated[Any, NotServed("tools are not offered to the model", [])] = None
     tool_choice: Annotated[Any, NotServed("tools are not offered to the model", "auto", "none")] = None
     parallel_tool_calls: Annotated[Any, NotServed("tools are not offered to the model", True, False)] = None
@@ -64,7 +61,6 @@ class NotServedChatFields(NotServedFields):
     thinking_budget: Annotated[Any, NotServed(_NO_REASONING, -1)] = None
     drop_thinking: Annotated[Any, NotServed(_NO_REASONING, False)] = None
 
-    continue_final_message: Annotated[Any, NotServed("a final assistant message is a finished turn", False)] = None
     modalities: Annotated[Any, NotServed("replies are text", ["text"])] = None
     audio: Annotated[Any, NotServed("replies are text")] = None
     prediction: Annotated[Any, NotServed("predicted outputs are not read")] = None
@@ -75,7 +71,5 @@ class NotServedChatFields(NotServedFields):
 class NotServedCompletionFields(NotServedFields):
     """Of plain completions."""
 
-    logprobs: Annotated[Any, NotServed(_NO_LOGPROBS)] = None
     top_logprobs: Annotated[Any, NotServed('on this route "logprobs" is the count itself')] = None
     best_of: Annotated[Any, NotServed("one candidate is generated for each choice", 1)] = None
-    suffix: Annotated[Any, NotServed("nothing is written in front of a given suffix", "")] = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pocketllm.types import CompletionOutput, Usage
+from pocketllm.protocol.openai.answer import Answer
+from pocketllm.protocol.openai.timings import proof, timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +38,20 @@ class ReplyHead:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A finished generation, of one prompt or several.
-
-    Attributes:
-        choices: every choice that arrived with its index: prompt times n plus the prompt's choice.
-        usage: tokens of all prompts together.
-        seed: the seed that drew the choices, or None where each prompt drew its own.
-    """
-
-    choices: Sequence[tuple[int, CompletionOutput]]
-    usage: Usage
-    seed: int | None
-
-
-def usage_body(usage: Usage) -> dict[str, Any]:
-    """OpenAI's ``usage``."""
+def usage_members(answer: Answer) -> dict[str, Any]:
+    """OpenAI's ``usage`` and, beside it, the seed."""
+    usage = answer.usage
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        },
+        "seed": answer.seed,
     }
+
+
+def closing_members(answer: Answer) -> dict[str, Any]:
+    """What a reply says of itself at its end."""
+    return {"timings": timings(answer), "pocketllm": proof(answer)}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag, WithJsonSchema
 
-from pocketllm.protocol.fields import NotServed, RequestObject
+from pocketllm.protocol.fields import Default, NotServed, RequestObject
 from pocketllm.types import MAX_CHOICES, SEED_LIMIT, SamplingParams
 
 MAX_STOP_STRINGS = 128
@@ -58,7 +58,9 @@ class StreamOptions(RequestObject):
     """What a stream carries besides its deltas."""
 
     include_usage: Annotated[
-        bool | None, Field(description="Send the usage in a last chunk without choices, before [DONE].")
+        bool | None,
+        Field(description="Send the usage in a last chunk without choices, before [DONE]."),
+        Default("false"),
     ] = None
     include_obfuscation: Annotated[Any, NotServed("chunks are never padded", False)] = None
 
@@ -79,65 +81,108 @@ class GenerationFields(InertFields):
     """Fields of every route that generates text."""
 
     max_tokens: Annotated[
-        int | None, Field(ge=1, description="The reply's budget in tokens; absent is the rest of the context window.")
+        int | None, Field(ge=1, description="The reply's budget in tokens."), Default("the rest of the context window")
     ] = None
     max_completion_tokens: Annotated[
-        int | None, Field(ge=1, description="The newer name of max_tokens; it wins where both are given.")
+        int | None,
+        Field(ge=1, description="The newer name of max_tokens; it wins where both are given."),
+        Default("max_tokens"),
     ] = None
     min_tokens: Annotated[
-        int | None, Field(ge=0, description="No end-of-sequence token is drawn before the reply has this many tokens.")
+        int | None,
+        Field(ge=0, description="No end-of-sequence token is drawn before the reply has this many tokens."),
+        Default("0"),
     ] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2, description="0 is greedy.")] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1, description="Nucleus mass; 1 is off.")] = None
+    temperature: Annotated[
+        float | None, Field(ge=0, le=2, description="0 is greedy."), Default("the checkpoint's, else 1")
+    ] = None
+    top_p: Annotated[
+        float | None, Field(gt=0, le=1, description="Nucleus mass; 1 is off."), Default("the checkpoint's, else 1")
+    ] = None
     top_k: Annotated[
-        int | None, Field(ge=-1, description="How many of the likeliest tokens stay; 0 and -1 are off.")
+        int | None,
+        Field(ge=-1, description="How many of the likeliest tokens stay; 0 and -1 are off."),
+        Default("the checkpoint's, else 0"),
     ] = None
     min_p: Annotated[
         float | None,
         Field(
             ge=0, le=1, description="Least probability relative to the likeliest token, after temperature; 0 is off."
         ),
+        Default("the checkpoint's, else 0"),
     ] = None
     seed: Annotated[
         int | None,
-        Field(ge=-1, le=SEED_LIMIT - 1, description="Fixes the draw; absent or -1 draws one, which is reported."),
+        Field(ge=-1, le=SEED_LIMIT - 1, description="Fixes the draw; -1 is the same as none."),
+        Default("one is drawn, and reported"),
     ] = None
     frequency_penalty: Annotated[
-        float | None, Field(ge=-2, le=2, description="Times the count of a token in the reply so far.")
+        float | None, Field(ge=-2, le=2, description="Times the count of a token in the reply so far."), Default("0")
     ] = None
     presence_penalty: Annotated[
-        float | None, Field(ge=-2, le=2, description="Once for each token that the reply has.")
+        float | None, Field(ge=-2, le=2, description="Once for each token that the reply has."), Default("0")
     ] = None
     repetition_penalty: Annotated[
-        float | None, Field(gt=0, le=10, description="Scales the logits of tokens in prompt and reply; 1 is off.")
+        float | None,
+        Field(gt=0, le=10, description="Scales the logits of tokens in prompt and reply; 1 is off."),
+        Default("1"),
     ] = None
     logit_bias: Annotated[
-        LogitBias | None, Field(description=f"Token id to a number from {-BIAS_LIMIT} to {BIAS_LIMIT}.")
+        LogitBias | None,
+        Field(description=f"Token id to a number from {-BIAS_LIMIT} to {BIAS_LIMIT}, added to its logit."),
+        Default("none"),
     ] = None
-    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Independent choices.")] = None
+    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Independent choices."), Default("1")] = None
     stop: Annotated[
         Stop | None,
         Field(description="Strings that end the reply and are not part of it; empty ones match nothing."),
+        Default("none"),
     ] = None
     stop_token_ids: Annotated[
         Annotated[list[TokenId], Field(fail_fast=True)] | None,
         Field(description="Ids that end the reply like the model's own end-of-sequence ids."),
+        Default("none"),
     ] = None
-    ignore_eos: Annotated[bool | None, Field(description="Go on past the model's own end-of-sequence ids.")] = None
-    stream: Annotated[bool | None, Field(description="Send the reply as server-sent events.")] = None
+    ignore_eos: Annotated[
+        bool | None, Field(description="Go on past the model's own end-of-sequence ids."), Default("false")
+    ] = None
+    return_token_ids: Annotated[
+        bool | None,
+        Field(description="Report token_ids with each choice, and the prompt's as prompt_token_ids."),
+        Default("false"),
+    ] = None
+    stream: Annotated[bool | None, Field(description="Send the reply as server-sent events."), Default("false")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="Read when stream is true.")] = None
     request_id: Annotated[
         RequestId | None,
         Field(description="1 to 128 visible ASCII characters by which the request can be cancelled while it runs."),
     ] = None
     timeout: Annotated[
-        float | None, Field(gt=0, description="Seconds for the whole request, all its choices together.")
+        float | None,
+        Field(gt=0, description="Seconds for the whole request, all its choices together."),
+        Default("the server's limit"),
     ] = None
+
+    @property
+    def reported_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are reported beside each of the reply, or None to report nothing."""
+        return None
+
+    @property
+    def prefill_only(self) -> bool:
+        """Whether only the prompt is computed."""
+        return False
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's own tokens are scored."""
+        return False
 
     def sampling_params(self) -> SamplingParams:
         """How the replies are drawn."""
+        budget = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return SamplingParams(
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=None if self.prefill_only else budget,
             min_tokens=self.min_tokens or 0,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -152,6 +197,7 @@ class GenerationFields(InertFields):
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            logprobs=self.reported_logprobs,
         )
 
     def field_name(self, param: str | None) -> str | None:

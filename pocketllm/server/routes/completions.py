@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
 
+from pocketllm.engine.prompts import token_offsets
 from pocketllm.errors import InvalidRequestError
-from pocketllm.protocol.openai.completions import ID_PREFIX, CompletionReply, CompletionRequest
+from pocketllm.protocol.openai.completions import ID_PREFIX, CompletionReply, CompletionRequest, Echo
 from pocketllm.server.answering import generate, request_fields
 from pocketllm.server.state import ServerState
 from pocketllm.types import Prompt
@@ -31,26 +32,33 @@ def blueprint(state: ServerState) -> Blueprint:
                 f"{len(prompts)} prompts are more than this server takes at once: send at most {state.max_prompts}.",
                 param="prompt",
             )
-        token_ids = [
-            engine.encode_prompt(prompt, add_special_tokens=fields.add_special_tokens is not False)
-            for prompt in prompts
-        ]
-        echoes = _echoes(engine, prompts, fields.n or 1) if fields.echo else ()
-        reply_of = partial(CompletionReply, echoes=echoes)
+        token_ids = [_encoded(engine, prompt, fields) for prompt in prompts]
+        echoes = [_echo(engine, *each) for each in zip(prompts, token_ids, strict=True)] if fields.echo else []
+        reply_of = partial(
+            CompletionReply,
+            n=fields.n or 1,
+            echoes=echoes,
+            scores_prompt=fields.scores_prompt,
+            prompt_token_ids=token_ids if fields.return_token_ids else None,
+            control_ids=engine.tokenizer.special_ids,
+        )
         return generate(state, engine, fields, token_ids, id_prefix=ID_PREFIX, reply_of=reply_of)
 
     return routes
 
 
-def _echoes(engine: Engine, prompts: list[Prompt], n: int) -> list[str]:
-    """The prompt's text for each choice."""
-    return [text for prompt in prompts for text in [_text(engine, prompt)] * n]
+def _encoded(engine: Engine, prompt: Prompt, fields: CompletionRequest) -> list[int]:
+    adds_special_tokens = fields.add_special_tokens is not False
+    if fields.suffix:
+        return engine.encode_infill(prompt, fields.suffix, add_special_tokens=adds_special_tokens)
+    return engine.encode_prompt(prompt, add_special_tokens=adds_special_tokens)
 
 
-def _text(engine: Engine, prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
+def _echo(engine: Engine, prompt: Prompt, token_ids: list[int]) -> Echo:
+    tokenizer = engine.tokenizer
     try:
-        return engine.tokenizer.decode(prompt)
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+        tokens = [tokenizer.token_bytes(token_id) for token_id in token_ids]
     except ValueError as error:  # a model may have more ids than its tokenizer has texts
         raise InvalidRequestError(f"The prompt cannot be echoed: {error}.", param="prompt") from None
+    return Echo(text, tokens, token_offsets(tokenizer, text, token_ids))

@@ -39,4 +39,6 @@ def _served(state: ServerState) -> ServedModel:
         trained_context=engine.config.context_length,
         vocab_size=engine.config.vocab_size,
         hidden_size=engine.config.hidden_size,
+        parameters=engine.capabilities.details.get("parameters"),
+        weight_bytes=engine.capabilities.details.get("weight_bytes"),
     )
