@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import threading
 from collections.abc import Iterable, Mapping
@@ -246,6 +247,27 @@ class Tokenizer:
         if self.strips_leading_space and data.startswith(b" "):
             data = data[1:]
         return data.decode("utf-8", "replace")
+
+    def offsets(self, text: str, ids: Iterable[int]) -> list[int]:
+        """How many characters of `text` come before each of its tokens `ids`.
+
+        Exact where the tokens' bytes are the text, control tokens that `encode` added aside. A normaliser that changes
+        the text moves the places after the change by as much.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        offsets, place = [], 0
+        for token in ids:
+            offsets.append(min(place, len(text)))
+            piece = decoder.decode(self.token_bytes(token))
+            if token in self.special_ids and not text.startswith(piece, place):
+                continue
+            if place == 0 and self.strips_leading_space and not text.startswith(" "):
+                piece = piece.removeprefix(" ")
+            place += len(piece)
+        return offsets
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,25 +62,6 @@ def infill_prompt(
     bos = tokenizer.bos_token_id
     begin = [bos] if add_special_tokens and tokenizer.add_bos_token and bos is not None else []
     return [*begin, fim.prefix, *before, fim.suffix, *after, fim.middle]
-
-
-def token_offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> list[int]:
-    """How many characters of a prompt's `text` come before each of its tokens.
-
-    Exact where the tokens' bytes are the text, control tokens that the tokenizer added aside. A tokenizer that changes
-    a text (by Unicode normalisation, say) moves the places after the change by as much.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    offsets, place = [], 0
-    for token_id in token_ids:
-        offsets.append(min(place, len(text)))
-        piece = decoder.decode(tokenizer.token_bytes(token_id))
-        if token_id in tokenizer.special_ids and not text.startswith(piece, place):
-            continue
-        if place == 0 and tokenizer.strips_leading_space and not text.startswith(" "):
-            piece = piece.removeprefix(" ")
-        place += len(piece)
-    return offsets
 
 
 def chat_prompt(

@@ -15,8 +15,8 @@ from tests.served import running
 
 @pytest.fixture(scope="session")
 def real_engine(real_model: Path) -> Iterator[Engine]:
-    """The real model's engine, which the tests of the server share."""
-    engine = load_engine(EngineArgs(model=str(real_model), max_model_len=1024, max_num_seqs=8))
+    """The real model's engine on the reference backend, which the tests of the server share."""
+    engine = load_engine(EngineArgs(model=str(real_model), backend="torch", max_model_len=1024, max_num_seqs=8))
     yield engine
     engine.close()
 

@@ -124,14 +124,17 @@ def test_an_id_that_runs_is_a_conflict(client: openai.OpenAI) -> None:
 
 
 @pytest.fixture
-def langchain(real_server: str) -> dict[str, Any]:
-    return {
-        "base_url": f"http://{real_server}/v1",
-        "api_key": "none",
-        "model": "smollm2",
-        "temperature": 0,
-        "max_retries": 0,
-    }
+def langchain(real_server: str) -> Iterator[dict[str, Any]]:
+    """A model's arguments; the connections are its own, because LangChain keeps those that it opens itself."""
+    with openai.DefaultHttpxClient() as http_client:
+        yield {
+            "base_url": f"http://{real_server}/v1",
+            "api_key": "none",
+            "model": "smollm2",
+            "temperature": 0,
+            "max_retries": 0,
+            "http_client": http_client,
+        }
 
 
 def test_langchain_chat(langchain: dict[str, Any]) -> None:
@@ -160,7 +163,9 @@ def test_langchain_completion(langchain: dict[str, Any]) -> None:
 
 def test_langchain_asynchronous(langchain: dict[str, Any]) -> None:
     async def run() -> list[Any]:
-        return await ChatOpenAI(**langchain, max_tokens=2).abatch(["What is 2+2?"] * 2)
+        async with openai.DefaultAsyncHttpxClient() as http_client:
+            model = ChatOpenAI(**langchain, http_async_client=http_client, max_tokens=2)
+            return await model.abatch(["What is 2+2?"] * 2)
 
     first, second = asyncio.run(run())
     assert first.content == second.content

@@ -55,7 +55,7 @@ VALID = {
     "prompt": TEXTS | st.lists(TEXTS, min_size=1, max_size=3) | TOKENS | st.lists(TOKENS, min_size=1, max_size=3),
     "content": TEXTS,
     "tokens": TOKENS,
-    "max_tokens": st.integers(0, 40),
+    "max_tokens": st.integers(1, 40),
     "max_completion_tokens": st.integers(1, 40),
     "min_tokens": st.integers(0, 40),
     "temperature": st.floats(0, 2),
@@ -66,25 +66,28 @@ VALID = {
     "frequency_penalty": st.floats(-2, 2),
     "presence_penalty": st.floats(-2, 2),
     "repetition_penalty": st.floats(0.01, 10),
-    "logit_bias": st.dictionaries(st.integers(0, 300).map(str), st.floats(-100, 100), max_size=3),
+    "logit_bias": st.dictionaries(st.integers(0, 255).map(str), st.floats(-100, 100), max_size=3),
     "n": st.integers(1, 3),
     "stop": TEXTS | st.lists(TEXTS, max_size=3),
-    "stop_token_ids": st.lists(st.integers(0, 300), max_size=3),
+    "stop_token_ids": st.lists(st.integers(0, 255), max_size=3),
     "ignore_eos": st.booleans(),
     "return_token_ids": st.booleans(),
     "stream": st.booleans(),
     "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}),
     "timeout": st.floats(5, 9),
-    "logprobs": st.booleans() | st.integers(0, 20),
-    "top_logprobs": st.integers(0, 20),
     "echo": st.booleans(),
-    "suffix": TEXTS,
     "add_generation_prompt": st.booleans(),
-    "continue_final_message": st.booleans(),
     "chat_template_kwargs": st.dictionaries(TEXTS, JSON, max_size=2),
     "with_pieces": st.booleans(),
 }
-REQUIRED = {"/v1/completions": "prompt", "/tokenize": "content", "/v1/tokenize": "prompt", "/detokenize": "tokens"}
+# Fields that are valid only beside others, and what goes along with them.
+GROUPS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "/v1/chat/completions": st.fixed_dictionaries({"logprobs": st.just(True), "top_logprobs": st.integers(0, 20)}),
+    "/v1/completions": st.fixed_dictionaries({"logprobs": st.integers(0, 20)})
+    | st.fixed_dictionaries({"max_tokens": st.just(0), "echo": st.just(True), "logprobs": st.integers(0, 20)}),
+}
+MEDDLED = ("model", "tools", "stop", "logprobs", "top_logprobs", "suffix", "max_tokens", "continue_final_message")
+REQUIRED = {"/v1/completions": "prompt", "/tokenize": "content", "/v1/tokenize": "content", "/detokenize": "tokens"}
 
 
 @st.composite
@@ -94,10 +97,12 @@ def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     table = GENERATING.get(path, ChatRequest if "template" in path or "input" in path else None)
     names = sorted(VALID.keys() & table.model_fields.keys()) if table else ["with_pieces"]
     required = REQUIRED.get(path, "messages")
-    chosen = [required, *draw(st.lists(st.sampled_from(names), max_size=6, unique=True))]
+    most = 0 if required == "tokens" else 6
+    chosen = [required, *draw(st.lists(st.sampled_from(names), max_size=most, unique=True))]
     body = {name: draw(VALID[name]) for name in chosen}
-    if draw(st.integers(0, 2)) == 0:
-        body[draw(st.sampled_from([*chosen, "model", "tools", "stop"]) | TEXTS)] = draw(JSON)
+    body |= draw(st.just({}) | GROUPS.get(path, st.just({})))
+    if draw(st.sampled_from([False, False, False, True])):
+        body[draw(st.sampled_from([*chosen, *MEDDLED, "", "x\u2028"]))] = draw(JSON | st.integers(0, 20))
     return path, body
 
 

@@ -146,6 +146,14 @@ def test_refusals_come_before_the_stream(alphabet: str, fields: dict[str, Any], 
         assert answer.error["param"] == param
 
 
+def test_a_reply_holds_so_many_numbers(alphabet: str) -> None:
+    body = {"prompt": ["x" * 1000] * 4, "echo": True, "logprobs": 1, "n": 126, "max_tokens": 0}
+    answer = call(alphabet, "POST", PATH, body)
+    assert (answer.status, answer.error["param"]) == (400, "logprobs")
+    assert "1008000" in answer.error["message"]
+    assert call(alphabet, "POST", PATH, body | {"logprobs": None, "n": 1}).status == 200
+
+
 @pytest.mark.parametrize(("prompt", "budget"), [("x" * 2000, 1), ("x", 10**9), ("x" * 1024, None)])
 def test_the_window_is_told(alphabet: str, prompt: str, budget: int | None) -> None:
     answer = call(alphabet, "POST", PATH, {"prompt": prompt, "max_tokens": budget})

@@ -9,7 +9,7 @@ import pytest
 from pocketllm.checkpoint.fill_in_middle import SPELLINGS, FillInMiddle, spelled_tokens
 from pocketllm.checkpoint.template import ChatTemplate
 from pocketllm.checkpoint.tokenizer import Tokenizer
-from pocketllm.engine.prompts import chat_prompt, token_offsets
+from pocketllm.engine.prompts import chat_prompt
 from tests.scripted import END, TEMPLATE, Vocabulary, scripted_engine
 from tests.served import Serve, call
 from tests.server.conftest import CHAT_PROMPT
@@ -125,6 +125,6 @@ def test_ids_of_the_metadata_come_before_spellings() -> None:
 
 def test_offsets_of_an_echoed_prompt(vocabulary: Vocabulary) -> None:
     tokenizer, end = vocabulary.tokenizer, vocabulary.end
-    assert token_offsets(tokenizer, "aé", list("aé".encode())) == [0, 1, 1]
-    assert token_offsets(tokenizer, "ab", [end, 97, 98, end]) == [0, 0, 1, 2], "what the tokenizer adds takes no room"
-    assert token_offsets(tokenizer, f"{END}a", [end, 97]) == [0, len(END)], "what the text has does"
+    assert tokenizer.offsets("aé", list("aé".encode())) == [0, 1, 1]
+    assert tokenizer.offsets("ab", [end, 97, 98, end]) == [0, 0, 1, 2], "what the tokenizer adds takes no room"
+    assert tokenizer.offsets(f"{END}a", [end, 97]) == [0, len(END)], "what the text has does"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
 
-from pocketllm.engine.prompts import token_offsets
 from pocketllm.errors import InvalidRequestError
 from pocketllm.protocol.openai.completions import ID_PREFIX, CompletionReply, CompletionRequest, Echo
 from pocketllm.server.answering import generate, request_fields
@@ -16,6 +15,10 @@ from pocketllm.types import Prompt
 
 if TYPE_CHECKING:
     from pocketllm.engine.engine import Engine
+
+
+MOST_PROMPT_ENTRIES = 1_000_000
+"""Log probabilities of prompts in one reply, about 100 MB while it is made."""
 
 
 def blueprint(state: ServerState) -> Blueprint:
@@ -33,6 +36,7 @@ def blueprint(state: ServerState) -> Blueprint:
                 param="prompt",
             )
         token_ids = [_encoded(engine, prompt, fields) for prompt in prompts]
+        _check_entries(fields, token_ids)
         echoes = [_echo(engine, *each) for each in zip(prompts, token_ids, strict=True)] if fields.echo else []
         reply_of = partial(
             CompletionReply,
@@ -54,6 +58,19 @@ def _encoded(engine: Engine, prompt: Prompt, fields: CompletionRequest) -> list[
     return engine.encode_prompt(prompt, add_special_tokens=adds_special_tokens)
 
 
+def _check_entries(fields: CompletionRequest, prompts: list[list[int]]) -> None:
+    """Refuse log probabilities of prompts that no memory is meant for: each choice repeats its prompt's."""
+    if not fields.scores_prompt:
+        return
+    entries = sum(map(len, prompts)) * (fields.n or 1) * ((fields.logprobs or 0) + 1)
+    if entries > MOST_PROMPT_ENTRIES:
+        raise InvalidRequestError(
+            f"The prompts' log probabilities would be {entries} numbers, above {MOST_PROMPT_ENTRIES}, the most of a "
+            'reply: ask for fewer of the likeliest tokens, for a smaller "n", or score fewer prompts at once.',
+            param="logprobs",
+        )
+
+
 def _echo(engine: Engine, prompt: Prompt, token_ids: list[int]) -> Echo:
     tokenizer = engine.tokenizer
     try:
@@ -61,4 +78,4 @@ def _echo(engine: Engine, prompt: Prompt, token_ids: list[int]) -> Echo:
         tokens = [tokenizer.token_bytes(token_id) for token_id in token_ids]
     except ValueError as error:  # a model may have more ids than its tokenizer has texts
         raise InvalidRequestError(f"The prompt cannot be echoed: {error}.", param="prompt") from None
-    return Echo(text, tokens, token_offsets(tokenizer, text, token_ids))
+    return Echo(text, tokens, tokenizer.offsets(text, token_ids))
