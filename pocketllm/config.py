@@ -27,8 +27,8 @@ class EngineArgs:
     Attributes:
         model: a known name, a path (`os.PathLike` too), or a Hugging Face id.
         backend: ``auto`` or one of `BACKENDS`.
-        device: ``auto``, ``cpu`` or ``cuda[:i]``.
-        dtype: activations: ``auto`` (float32 on a CPU, the checkpoint's own on a GPU), ``float32`` or ``bfloat16``.
+        device: ``auto`` (a CUDA device where there is one, else the CPU), ``cpu`` or ``cuda[:i]``.
+        dtype: activations: ``auto`` (float32 on a CPU, bfloat16 on a GPU), ``float32`` or ``bfloat16``.
         max_model_len: context window of one request; None is the model's, shrunk to what the memory holds.
         max_num_seqs: how many sequences share a step.
         max_queue: how many requests may wait; one more is refused.
@@ -37,6 +37,7 @@ class EngineArgs:
         block_size: tokens of one KV block.
         kv_cache_mib: memory of the KV cache; None takes what is free less a reserve.
         threads: CPU threads; None leaves the backend's default.
+        step_timeout: seconds after which a step that does not come back makes the engine give up.
         backend_options: further options of the backend; ``eos_token_id`` overrides the end-of-sequence ids.
     """
 
@@ -52,6 +53,7 @@ class EngineArgs:
     block_size: int = 16
     kv_cache_mib: int | None = None
     threads: int | None = None
+    step_timeout: float = 300.0
     backend_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,6 +75,9 @@ class EngineArgs:
             raise ConfigurationError(f"decode_share is {self.decode_share!r}: give a number from 0 to 1")
         if not 0 <= self.decode_share <= 1:
             raise ConfigurationError(f"decode_share is {self.decode_share!r}: give a number from 0 to 1")
+        timeout = self.step_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+            raise ConfigurationError(f"step_timeout is {timeout!r}: give seconds, a number above 0")
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         if not isinstance(self.model, str) or not self.model:

@@ -127,7 +127,10 @@ def _default_cache() -> Path:
 
 
 def _gibibytes(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < 1e6:
         raise ValueError("give gibibytes, a number of at least 0")
     return value
@@ -164,6 +167,7 @@ DECODE_SHARE = _setting("DECODE_SHARE", NUMBER, "Share of each prefill chunk's t
 BLOCK_SIZE = _setting("BLOCK_SIZE", WHOLE, "Tokens of one KV block.")
 KV_CACHE_MIB = _setting("KV_CACHE_MIB", WHOLE, "Memory of the KV cache in MiB; otherwise what is free less a reserve.")
 THREADS = _setting("THREADS", WHOLE, "CPU threads; otherwise the backend's own choice.")
+STEP_TIMEOUT = _setting("STEP_TIMEOUT", NUMBER, "Seconds after which a step that hangs makes the engine give up.")
 HOST = _setting("HOST", TEXT, "Address to listen on.")
 PORT = _setting("PORT", WHOLE, "Port to listen on; 0 lets the system choose a free one.")
 ALIAS = _setting("ALIAS", TEXTS, "Names of the model for clients; replies carry the first.")
@@ -185,6 +189,7 @@ ENGINE_SETTINGS = {
     "block_size": BLOCK_SIZE,
     "kv_cache_mib": KV_CACHE_MIB,
     "threads": THREADS,
+    "step_timeout": STEP_TIMEOUT,
 }
 """By the field of `EngineArgs` that each sets."""
 

@@ -124,7 +124,7 @@ class SamplingParams:
     seed: int | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n: int = 1
     stop: tuple[str, ...] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import sys
 import threading
 import time
@@ -27,9 +26,9 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != RO
 # Read by its owner at import: no test goes to a network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# Read by Triton at import, which other libraries cause too: without a GPU its kernels run in its interpreter.
-if shutil.which("nvidia-smi") is None:
-    os.environ["TRITON_INTERPRET"] = "1"
+# Read by Triton at import, which other libraries cause too: its kernels run in its interpreter, on any machine. To run
+# them on a GPU, set it to 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 hypothesis.settings.register_profile(
     "pocketllm",
@@ -95,12 +94,16 @@ def _left(threads: set[threading.Thread], children: set[int]) -> list[str]:
 
 def _children() -> set[int]:
     """This process's children, where the system tells; multiprocessing's own tracker lives as long as the process."""
-    listed = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    listed = [_read(path).split() for path in Path("/proc/self/task").glob("*/children")]
     return {int(child) for group in listed for child in group if "resource_tracker" not in _command(int(child))}
 
 
 def _command(process: int) -> str:
+    return _read(Path(f"/proc/{process}/cmdline")).replace("\0", " ").strip()
+
+
+def _read(path: Path) -> str:
     try:
-        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ").strip()
-    except OSError:  # it has ended
+        return path.read_text()
+    except OSError:  # the thread or process has ended
         return ""

@@ -129,8 +129,13 @@ class InertEncoder:
         """
         text = prompt.text.replace(_STAND_IN_START, "\ufffd")
         text = self._special.replace_unbroken(RenderedPrompt(text, prompt.breaks), self._names)
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return encoded(self._backend, text)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of `text`, in which nothing is a special token."""
-        return list(self._backend.encode(text.replace(_STAND_IN_START, "\ufffd"), add_special_tokens=False).ids)
+        return encoded(self._backend, text.replace(_STAND_IN_START, "\ufffd"))
+
+
+def encoded(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    """The ids of a text, nothing added. Other threads run meanwhile: the library lets go of Python only for batches."""
+    return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)

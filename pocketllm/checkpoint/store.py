@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -277,12 +278,23 @@ def _find_on_hub(model: str) -> tuple[Path | None, str]:
         except faults as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             continue
-        if _is_complete(path.name for path in snapshot.iterdir()):
+        if _is_complete(snapshot):
             return snapshot, ""
-        reason = "it has no config.json with safetensors weights beside it"
+        reason = "it has no config.json and tokenizer.json with all of its safetensors weights beside them"
     return None, reason
 
 
-def _is_complete(names: Iterable[str]) -> bool:
-    names = set(names)
-    return "config.json" in names and any(name.endswith(".safetensors") for name in names)
+def _is_complete(snapshot: Path) -> bool:
+    """Whether configuration, tokenizer and every shard that the index names are there.
+
+    A download that ended early leaves some of them.
+    """
+    index = snapshot / "model.safetensors.index.json"
+    weights = {"model.safetensors"}
+    if index.is_file():
+        try:
+            weights = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            return False
+    wanted = {"config.json", "tokenizer.json", *weights}
+    return wanted <= {path.name for path in snapshot.iterdir()}

@@ -15,12 +15,21 @@ import tokenizers
 from pocketllm.checkpoint.checkpoint import Checkpoint
 from pocketllm.checkpoint.fill_in_middle import FillInMiddle, spelled_tokens
 from pocketllm.checkpoint.gguf_tokenizer import read_gguf_tokenizer
-from pocketllm.checkpoint.special_tokens import InertEncoder, RenderedPrompt, SpecialTokens, replace_surrogates
+from pocketllm.checkpoint.special_tokens import (
+    InertEncoder,
+    RenderedPrompt,
+    SpecialTokens,
+    encoded,
+    replace_surrogates,
+)
 from pocketllm.checkpoint.token_bytes import TokenBytes, token_bytes
 from pocketllm.errors import CheckpointError
 
 # The keys under which tokenizer_config.json and special_tokens_map.json name tokens, and templates ask for them.
 _ROLE_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+MOST_TOKENS = 1 << 22
+"""No vocabulary comes near; tables by token id stay small."""
 
 
 class Tokenizer:
@@ -70,6 +79,11 @@ class Tokenizer:
         self.special_tokens = SpecialTokens(self._special)
         self.template_variables = dict(template_variables)
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if self.vocab_size > MOST_TOKENS:
+            raise CheckpointError(
+                f"the tokenizer has a token with id {self.vocab_size - 1}; ids above {MOST_TOKENS - 1} are not read: "
+                "the file is damaged"
+            )
         self.id_limit = max(self.vocab_size, model_vocab_size)
         eos = (self.eos_token_id,) if self.eos_token_id is not None else ()
         self.eos_token_ids = eos if eos_token_ids is None else tuple(dict.fromkeys(eos_token_ids))
@@ -181,7 +195,7 @@ class Tokenizer:
         """
         text = replace_surrogates(text)
         if parse_special or not self.special_tokens.occurs_in(text):
-            ids = self._backend.encode(text, add_special_tokens=False).ids
+            ids = encoded(self._backend, text)
         else:
             ids = self._inert().encode_text(text)
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else list(ids)
@@ -194,7 +208,7 @@ class Tokenizer:
         """
         text = replace_surrogates(prompt.text)
         if not prompt.breaks:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            return encoded(self._backend, text)
         return self._inert().encode(RenderedPrompt(text, prompt.breaks))
 
     def _inert(self) -> InertEncoder:
@@ -207,6 +221,11 @@ class Tokenizer:
     @cached_property
     def _bytes(self) -> TokenBytes:
         return token_bytes(self._backend)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token: a text of n bytes has about n / longest_token tokens at least."""
+        return max(map(len, self._bytes.table), default=1)
 
     @property
     def strips_leading_space(self) -> bool:
@@ -276,6 +295,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     Raises:
         CheckpointError: it is missing, damaged or not supported.
     """
+    tokenizer = _load(checkpoint)
+    tokenizer.token_bytes(0)  # a decoder that is not understood shows now, not in the first reply
+    return tokenizer
+
+
+def _load(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.naming == "gguf":
         return Tokenizer.from_gguf(checkpoint.config)
     config = checkpoint.config

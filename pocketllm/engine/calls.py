@@ -211,7 +211,7 @@ class Calls:
         """The token ids of a text."""
         if not isinstance(text, str):
             raise TypeError(f"text is {text!r}: give a string")
-        return self.engine.encode_prompt(text, add_special_tokens=add_special_tokens)
+        return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: object) -> str:
         """The text of token ids."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import os
 import secrets
 import threading
 import time
@@ -33,7 +34,7 @@ from pocketllm.types import Capabilities, Message, SamplingParams
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.25
-CLOSING_SECONDS = 5.0
+CLOSING_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,12 @@ class Engine:
         self._max_queue = max_queue
         self._step_timeout = step_timeout
         self._arrivals = itertools.count()
+        self._process = os.getpid()
         self._lock = threading.Condition()
         # All below is guarded by the lock; the scheduler and the runtime belong to the engine's thread alone.
         self._inbox: deque[TokenSequence] = deque()
         self._active: dict[str, list[TokenSequence]] = {}
+        self._cancelled: list[list[TokenSequence]] = []
         self._closing = False
         self._error: str | None = None
         self._step_began: float | None = None
@@ -158,14 +161,14 @@ class Engine:
         template_variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of `chat_prompt`. Message contents never turn into special tokens."""
-        return self.tokenizer.encode_chat(
-            self.chat_prompt(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                template_variables=template_variables,
-            )
+        prompt = self.chat_prompt(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_variables=template_variables,
         )
+        self._check_size(prompt.text)
+        return self.tokenizer.encode_chat(prompt)
 
     def encode_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a raw prompt: special tokens in a text are parsed; ids are taken as given.
@@ -173,6 +176,7 @@ class Engine:
         Raises:
             InvalidRequestError: an id is outside the vocabulary.
         """
+        self._check_size(prompt)
         return raw_prompt(
             self.tokenizer, prompt, vocab_size=self.config.vocab_size, add_special_tokens=add_special_tokens
         )
@@ -183,6 +187,7 @@ class Engine:
         Raises:
             InvalidRequestError: the tokenizer has no fill-in-the-middle tokens; an id is outside the vocabulary.
         """
+        self._check_size(prompt, suffix)
         return infill_prompt(
             self.tokenizer,
             prompt,
@@ -190,6 +195,14 @@ class Engine:
             vocab_size=self.config.vocab_size,
             add_special_tokens=add_special_tokens,
         )
+
+    def _check_size(self, *texts: object) -> None:
+        """Refuse texts that cannot fit before time is spent on them. Normalisation shrinks a text by less than four."""
+        for text in texts:
+            if isinstance(text, str):
+                least = len(text) // (4 * self.tokenizer.longest_token)
+                if least > self.capabilities.max_model_len:
+                    self._reply_budget(least, None)
 
     def submit(
         self,
@@ -223,7 +236,7 @@ class Engine:
         budget = self.check_request(prompt, params, prefill_only=prefill_only)
         seed = own_seed(prompt, env.SEED_SALT.read()) if params.seed is None else params.seed
         handle = RequestHandle(
-            request_id or f"req-{secrets.token_hex(12)}", prompt, seed=seed, n=params.n, cancel=self.cancel
+            request_id or f"req-{secrets.token_hex(12)}", prompt, seed=seed, n=params.n, cancel=self._cancel_handle
         )
         sampling = resolve(params, self._defaults)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
@@ -253,7 +266,20 @@ class Engine:
     ) -> int:
         """The tokens that a reply may have; the errors are those of `submit` that the request alone decides."""
         budget = self._reply_budget(len(prompt_token_ids), 0 if prefill_only else params.max_tokens)
+        if max(prompt_token_ids) >= self.config.vocab_size:
+            raise InvalidRequestError(
+                f"the prompt has token id {max(prompt_token_ids)}, and the model's vocabulary ends at "
+                f"{self.config.vocab_size - 1}: it and the tokenizer are not of one model",
+                param="prompt",
+            )
         self._check_token_ids(params)
+        ends = len(set(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids))
+        if params.min_tokens and ends >= self.config.vocab_size:
+            raise InvalidRequestError(
+                "min_tokens keeps every token of stop_token_ids from being drawn, and these are all there are: "
+                "leave one of the two out",
+                param="stop_token_ids",
+            )
         return budget
 
     def _reply_budget(self, prompt_tokens: int, max_tokens: int | None) -> int:
@@ -282,6 +308,11 @@ class Engine:
                     )
 
     def _enqueue(self, handle: RequestHandle, sequences: list[TokenSequence]) -> None:
+        if os.getpid() != self._process:
+            raise EngineDeadError(
+                "the engine runs in the process that loaded it, and this is a fork of that: start processes with "
+                "multiprocessing's method 'spawn', and load the model there"
+            )
         with self._lock:
             if self._error is not None or self._closing:
                 raise EngineDeadError(f"the engine serves no more: {self._error or 'it is closed'}")
@@ -291,35 +322,51 @@ class Engine:
                     param="request_id",
                     code="request_id_active",
                 )
-            waiting = sum(all(not s.blocks for s in group) for group in self._active.values())
-            if waiting >= self._max_queue:
-                raise QueueFullError(f"{waiting} requests wait already, as many as this server lets wait: try later")
+            if self._waiting_requests() >= self._max_queue:
+                raise QueueFullError(f"{self._max_queue} requests wait already, as many as may: try later")
             self._active[handle.request_id] = sequences
             self._inbox.extend(sequences)
             self._requests_total += 1
             self._prompt_tokens_total += len(handle.prompt_token_ids)
             self._lock.notify()
 
+    def _waiting_requests(self) -> int:
+        """Requests for which the next step has no place."""
+        groups = [group for group in self._active.values() if not group[0].cancelled]
+        running = sum(1 for group in groups for sequence in group if sequence.blocks)
+        waiting = sum(1 for group in groups if not any(sequence.blocks for sequence in group))
+        return waiting - max(self.capabilities.max_sequences - running, 0)
+
     def cancel(self, request_id: str) -> bool:
         """End a request at the next step, every choice of it; False when no such request is active."""
         with self._lock:
-            sequences = self._active.get(request_id)
-            if sequences is None:
-                return False
-            for sequence in sequences:
-                sequence.cancelled = True
-            self._lock.notify()
-            return True
+            return self._cancel_group(self._active.get(request_id))
+
+    def _cancel_handle(self, handle: RequestHandle) -> bool:
+        """The same for this very request: by now another one may have its id."""
+        with self._lock:
+            group = self._active.get(handle.request_id)
+            return self._cancel_group(group if group and group[0].handle is handle else None)
+
+    def _cancel_group(self, group: list[TokenSequence] | None) -> bool:
+        if group is None:
+            return False
+        for sequence in group:
+            sequence.cancelled = True
+        self._cancelled.append(group)
+        self._lock.notify()
+        return True
 
     def statistics(self) -> EngineStatistics:
         """A reading of the engine, from any thread."""
         with self._lock:
-            running = len(self._scheduler.running)
+            unfinished = [s for group in self._active.values() for s in group if not s.finished]
+            running = sum(1 for sequence in unfinished if sequence.blocks)
             return EngineStatistics(
                 alive=self._error is None and not self._closing,
                 error=self._error,
                 running=running,
-                waiting=sum(map(len, self._active.values())) - running,
+                waiting=len(unfinished) - running,
                 requests_total=self._requests_total,
                 prompt_tokens_total=self._prompt_tokens_total,
                 completion_tokens_total=self._completion_tokens_total,
@@ -331,16 +378,21 @@ class Engine:
     def close(self) -> None:
         """Cancel what runs, end the threads and free the runtime. Closing twice does nothing.
 
-        A step that hangs is not waited for longer than `CLOSING_SECONDS`; its thread is left to the process's end.
+        A step is waited for `CLOSING_SECONDS`. One that hangs longer is left to the process's end, and those who wait
+        for it get an error.
         """
         atexit.unregister(self.close)
         with self._lock:
             self._closing = True
             self._lock.notify()
-            hangs = self._error is not None
+        own = threading.current_thread()
+        if own is not self._thread:
+            self._thread.join(timeout=CLOSING_SECONDS)
+            if self._thread.is_alive():
+                self._die("it was closed while a step hung")
         self._over.set()
-        self._watch.join()
-        self._thread.join(timeout=CLOSING_SECONDS if hangs else None)
+        if own is not self._watch:
+            self._watch.join()
 
     def _watch_steps(self) -> None:
         """Declare the engine dead when a step does not come back: those who wait must not wait for ever."""
@@ -361,25 +413,32 @@ class Engine:
             self._runtime.close()
 
     def _gather(self) -> bool:
-        """Wait for something to do, take in new sequences, let cancelled ones go; False when closing."""
-        with self._lock:
-            while not (self._inbox or self._active or self._closing):
-                self._lock.wait()
-            while self._inbox:
-                self._scheduler.add(self._inbox.popleft())
-            for sequence in self._scheduler:
-                if sequence.cancelled or self._closing:
+        """Wait until there is a step to do, taking in new sequences and letting cancelled ones go; False at the end."""
+        while True:
+            with self._lock:
+                while not (self._inbox or self._cancelled or self._closing or any(self._scheduler)):
+                    self._lock.wait()
+                while self._inbox:
+                    self._scheduler.add(self._inbox.popleft())
+                groups = [*self._active.values()] if self._closing else self._cancelled
+                ended = [sequence for group in groups for sequence in group if not sequence.finished]
+                self._cancelled = []
+                for sequence in ended:
                     sequence.finish("cancelled")
-            self._retire()
-            return not self._closing and self._error is None
+                self._retire(ended)
+                over = self._closing or self._error is not None
+                work = any(self._scheduler)
+            _deliver(ended)
+            if over:
+                return False
+            if work:
+                return True
 
     def _step(self) -> None:
         """Schedule, run, sample, commit. A step that fails ends the requests that took part in it, and no others."""
         plan = self._scheduler.plan()
         if not plan.work:
-            if self._active:
-                raise AssertionError("requests are active, and the scheduler finds nothing to do for them")
-            return
+            raise AssertionError("sequences wait, and the scheduler finds nothing to do for them")
         for work in plan.work:
             work.sequence.start()
         started = self._step_began = time.monotonic()
@@ -387,9 +446,8 @@ class Engine:
             drawn = self._executor.run(plan)
         except Exception as error:  # a kernel may raise anything; its requests are told
             logger.exception("a step failed")
-            self._fail(
-                plan, EngineError(f"the step that computed this request failed: {type(error).__name__}: {error}")
-            )
+            failure = EngineError(f"the step that computed this request failed: {type(error).__name__}: {error}")
+            self._settle(plan, {work.sequence.handle: failure for work in plan.work}, drawn=0)
         else:
             self._commit(plan, drawn)
         self._step_began = None
@@ -402,13 +460,26 @@ class Engine:
             work.sequence.computed += work.tokens
             if completes and work.sequence.budget == 0:
                 work.sequence.finish("length")
-        errors = [self._accept(sequence, token) for sequence, token in zip(sampled, drawn, strict=True)]
+        failures = {}
+        for sequence, token in zip(sampled, drawn, strict=True):
+            error = self._accept(sequence, token)
+            if error is not None:
+                failures[sequence.handle] = error
+        self._settle(plan, failures, drawn=len(sampled))
+
+    def _settle(self, plan: Plan, failures: Mapping[RequestHandle, EngineError], *, drawn: int) -> None:
+        """Retire what the step ended, then tell the readers: who has read a last event finds the blocks free."""
+        touched = [work.sequence for work in plan.work]
         with self._lock:
-            for sequence, error in zip(sampled, errors, strict=True):
-                if error is not None:
-                    self._fail_request(sequence.handle.request_id, error)
-            self._completion_tokens_total += len(sampled)
-            self._retire()
+            failed = [group for group in self._active.values() if group[0].handle in failures]
+            for sequence in (sequence for group in failed for sequence in group if not sequence.finished):
+                sequence.abort()
+                touched.append(sequence)
+            self._completion_tokens_total += drawn
+            self._retire(touched)
+        _deliver([sequence for sequence in touched if sequence.handle not in failures])
+        for handle, error in failures.items():
+            handle.put(error)
 
     def _accept(self, sequence: TokenSequence, drawn: Drawn) -> EngineError | None:
         """Hand a drawn token on; what goes wrong here is the one request's error."""
@@ -421,27 +492,29 @@ class Engine:
             return EngineError(f"the request failed: {type(error).__name__}: {error}")
         return None
 
-    def _fail(self, plan: Plan, error: EngineError) -> None:
-        with self._lock:
-            for request_id in {work.sequence.handle.request_id for work in plan.work}:
-                self._fail_request(request_id, error)
-            self._retire()
-
-    def _fail_request(self, request_id: str, error: EngineError) -> None:
-        for sequence in self._active.get(request_id, ()):
-            if not sequence.finished:
-                sequence.fail(error)
-
-    def _retire(self) -> None:
-        """Forget what is finished; its blocks are free at once."""
-        self._scheduler.drop([sequence for sequence in self._scheduler if sequence.finished])
-        done = [name for name, group in self._active.items() if all(sequence.finished for sequence in group)]
-        for request_id in done:
-            del self._active[request_id]
+    def _retire(self, touched: Sequence[TokenSequence]) -> None:
+        """Forget those of them that are finished; their blocks are free at once."""
+        ended = {sequence for sequence in touched if sequence.finished}
+        self._scheduler.drop(ended)
+        for request_id in {sequence.handle.request_id for sequence in ended}:
+            group = self._active.get(request_id, [])
+            if all(sequence.finished for sequence in group):
+                self._active.pop(request_id, None)
 
     def _die(self, reason: str) -> None:
         with self._lock:
-            self._error = reason
-            for request_id in list(self._active):
-                self._fail_request(request_id, EngineDeadError(f"the engine died: {reason}"))
+            self._error = self._error or reason
+            groups = list(self._active.values())
             self._active.clear()
+            for sequence in (sequence for group in groups for sequence in group):
+                sequence.abort()
+            self._lock.notify()
+        for group in groups:
+            group[0].handle.put(EngineDeadError(f"the engine died: {reason}"))
+
+
+def _deliver(sequences: Sequence[TokenSequence]) -> None:
+    """Hand the sequences' news to their readers."""
+    for sequence in sequences:
+        for event in sequence.take_news():
+            sequence.handle.put(event)

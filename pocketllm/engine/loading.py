@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from typing import Any
 
 from pocketllm import env
@@ -23,8 +24,8 @@ from pocketllm.engine.termination import end_token_ids
 from pocketllm.errors import UnsupportedFeatureError
 from pocketllm.models.family import ModelConfig, family
 from pocketllm.runtimes.base import Progress, Runtime, RuntimeOptions
+from pocketllm.runtimes.devices import default_device
 from pocketllm.runtimes.registry import Selection, select_backend
-from pocketllm.runtimes.weights import check_weights
 from pocketllm.types import Capabilities
 
 logger = logging.getLogger(__name__)
@@ -49,26 +50,26 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         ConfigurationError: an argument cannot be used with it.
     """
     options = _runtime_options(args)
+    env.MEMORY_RESERVE_GIB.read()  # used late; what is wrong with it is said now
     path = ModelStore(env.CACHE_DIR.read()).resolve(args.model)
-    checkpoint = open_checkpoint(path)
-    try:
+    with ExitStack() as cleanup, open_checkpoint(path) as checkpoint:
         config = family(checkpoint.model_type).parse_config(checkpoint.naming, checkpoint.config)
-        check_weights(checkpoint, config)
         tokenizer = load_tokenizer(checkpoint)
         template = find_template(checkpoint, tokenizer)
+        end_ids, end_source = end_token_ids(args.backend_options, checkpoint, config, tokenizer)
+        defaults = SamplingDefaults.from_generation_config(checkpoint.generation_config)
         selection = select_backend(args.backend, config, options)
         logger.info("backend %s on %s: %s", selection.backend.name, options.device, selection.reason)
-        runtime = selection.backend.load()(config, options)
+        runtime = cleanup.enter_context(closing(selection.backend.load()(config, options)))
         runtime.load(checkpoint, progress)
         cache = _allocate(args, config, runtime)
-        end_ids, end_source = end_token_ids(args.backend_options, checkpoint, config, tokenizer)
         details = {
             "eos_source": end_source,
             "template_source": "checkpoint" if template is not None else "fallback",
             "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
             "weight_bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         }
-        return Engine(
+        engine = Engine(
             runtime,
             config=config,
             tokenizer=tokenizer,
@@ -82,12 +83,13 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
                 scored_rows=max(1, MOST_SCORED_BYTES // (4 * config.vocab_size)),
             ),
             end_ids=end_ids,
-            defaults=SamplingDefaults.from_generation_config(checkpoint.generation_config),
+            defaults=defaults,
             model_id=served_model_id(args.model, path),
             max_queue=args.max_queue,
+            step_timeout=args.step_timeout,
         )
-    finally:
-        checkpoint.close()
+        cleanup.pop_all()  # the engine closes the runtime from here on
+        return engine
 
 
 def _runtime_options(args: EngineArgs) -> RuntimeOptions:
@@ -99,8 +101,9 @@ def _runtime_options(args: EngineArgs) -> RuntimeOptions:
             f"device {args.device!r} (Ascend) needs its vendor's toolkit, CANN, which is missing here: "
             "give cpu or cuda[:i]"
         )
-    device = "cpu" if args.device == "auto" else args.device
-    dtype = "float32" if args.dtype == "auto" else args.dtype
+    device = default_device() if args.device == "auto" else args.device
+    own_dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    dtype = own_dtype if args.dtype == "auto" else args.dtype
     return RuntimeOptions(device=device, dtype=dtype, block_size=args.block_size, threads=args.threads)
 
 
@@ -109,8 +112,14 @@ def _allocate(args: EngineArgs, config: ModelConfig, runtime: Runtime) -> CacheP
         args,
         context_length=config.context_length,
         bytes_per_block=runtime.bytes_per_block,
-        available=cache_budget(args),
+        available=cache_budget(args, runtime.device_memory()),
     )
+    if cache.max_model_len > config.context_length:
+        logger.warning(
+            "the context window is %d tokens, and the model was made for %d: what lies beyond may make no sense",
+            cache.max_model_len,
+            config.context_length,
+        )
     if cache.shrunk_from is not None:
         logger.warning(
             "the context window is %d tokens instead of %d: that is what the memory holds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def plan_cache(args: EngineArgs, *, context_length: int, bytes_per_block: int, a
         ConfigurationError: a window that was asked for, or the least useful one, does not fit.
     """
     window = args.max_model_len or context_length
-    affordable = available // bytes_per_block
+    affordable = available // max(bytes_per_block, 1)
     per_sequence = -(-window // args.block_size)
     if affordable >= per_sequence:
         return CachePlan(min(affordable, per_sequence * args.max_num_seqs), window)
@@ -54,11 +55,16 @@ def plan_cache(args: EngineArgs, *, context_length: int, bytes_per_block: int, a
     return CachePlan(affordable, affordable * args.block_size, shrunk_from=window)
 
 
-def cache_budget(args: EngineArgs) -> int:
-    """Bytes for the KV cache in host memory: what was asked for, else what is free less the reserve."""
+def cache_budget(args: EngineArgs, device_memory: tuple[int, int] | None) -> int:
+    """Bytes for the KV cache: what was asked for, as far as it is free, else what is free less the reserve.
+
+    Args:
+        args: the engine's arguments.
+        device_memory: total and free bytes where the cache will lie; None is this host.
+    """
+    total, free = device_memory or host_memory()
     if args.kv_cache_mib is not None:
-        return args.kv_cache_mib * MIB
-    total, free = host_memory()
+        return min(args.kv_cache_mib * MIB, free)
     reserve = env.MEMORY_RESERVE_GIB.read()
     kept = max(total // 10, _LEAST_RESERVE) if reserve is None else int(reserve * GIB)
     return max(free - kept, 0)
@@ -66,22 +72,55 @@ def cache_budget(args: EngineArgs) -> int:
 
 def host_memory() -> tuple[int, int]:
     """Total and free bytes of this host, or of the control group that confines this process."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    file = Path("/proc/meminfo")
+    if not file.exists():
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return pages * size, pages * size // 2  # what is free is not told; half of it is a guess on the safe side
+    fields = dict(line.split(":", 1) for line in file.read_text().splitlines())
     total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit, used = _control_group()
-    if limit is None or limit >= total:
-        return total, free
-    return limit, min(free, max(limit - used, 0))
+    for limit, used in _control_groups():
+        if limit < total:
+            total = limit
+        free = min(free, max(limit - used, 0))
+    return total, free
 
 
-def _control_group() -> tuple[int | None, int]:
-    """Limit and use of this process's memory control group (version 2, then 1); no limit where none is set."""
-    for limit_name, used_name in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        limit_file, used_file = Path(limit_name), Path(used_name)
-        if limit_file.exists() and used_file.exists():
-            limit = limit_file.read_text().strip()
-            return (int(limit) if limit.isdigit() else None), int(used_file.read_text())
-    return None, 0
+def _control_groups(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> list[tuple[int, int]]:
+    """Limit and use of this process's memory control group and of those around it, where they set a limit.
+
+    Cached file pages that the kernel would give up first do not count as used: a model file that was just read would
+    fill the group.
+    """
+    if not own.exists():
+        return []
+    found = []
+    for line in own.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        names = _VERSION_2 if controllers == "" else _VERSION_1
+        group = root / controllers / path.lstrip("/")
+        # A container sees its own group as the root, whatever its path is called outside.
+        for folder in {*([group, *group.parents] if group.is_dir() else []), root / controllers}:
+            reading = _read_group(folder, *names)
+            if reading is not None:
+                found.append(reading)
+    return found
+
+
+_VERSION_2 = ("memory.max", "memory.current")
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _read_group(folder: Path, limit_name: str, used_name: str) -> tuple[int, int] | None:
+    limit_file, used_file, parts = folder / limit_name, folder / used_name, folder / "memory.stat"
+    if not (limit_file.is_file() and used_file.is_file()):
+        return None
+    limit = limit_file.read_text().strip()
+    if not limit.isdigit():
+        return None
+    fields = dict(line.split() for line in parts.read_text().splitlines()) if parts.is_file() else {}
+    idle = int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
+    return int(limit), max(int(used_file.read_text()) - idle, 0)

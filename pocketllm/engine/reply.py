@@ -62,8 +62,8 @@ class Reply:
     def add(self, token_id: int, logprob: TokenLogprob | None = None) -> Piece:
         """Take the next token of the reply."""
         has_text = bool(self._detokenizer.bytes_of(token_id))
-        self._waiting.append(ReplyToken(token_id, logprob, self._decoded, has_text))
-        text = self._detokenizer.add(token_id)
+        text, foreign = self._detokenizer.add(token_id)
+        self._waiting.append(ReplyToken(token_id, logprob, self._decoded + foreign, has_text))
         self._decoded += len(text)
         certain, match = self._stops.add(text)
         return self._release(certain, match)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 from pocketllm.errors import EngineError
 from pocketllm.types import CompletionOutput, RequestOutput, TokenEvent, TokenLogprob, Usage
+
+logger = logging.getLogger(__name__)
 
 
 class RequestHandle:
@@ -22,7 +25,6 @@ class RequestHandle:
         seed: the seed, given or drawn.
         n: how many choices it has.
         submitted_at: `time.monotonic` at submission, in seconds.
-        first_token_at: the same at the first token, or None before it.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class RequestHandle:
         *,
         seed: int,
         n: int,
-        cancel: Callable[[str], bool],
+        cancel: Callable[[RequestHandle], bool],
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -40,7 +42,6 @@ class RequestHandle:
         self.n = n
         self.cached_tokens = 0
         self.submitted_at = time.monotonic()
-        self.first_token_at: float | None = None
         self._cancel = cancel
         self._events: queue.SimpleQueue[TokenEvent | EngineError] = queue.SimpleQueue()
         self._choices = [_Choice() for _ in range(n)]
@@ -50,13 +51,14 @@ class RequestHandle:
 
     def put(self, event: TokenEvent | EngineError) -> None:
         """For the engine thread: hand an event, or the error that ends the request, to the caller."""
-        if isinstance(event, TokenEvent) and event.token_ids and self.first_token_at is None:
-            self.first_token_at = time.monotonic()
         with self._lock:
             self._events.put(event)
             notify = self._notify
         if notify is not None:
-            notify()
+            try:
+                notify()
+            except Exception:  # a reader's fault must not reach the engine, and with it every other reader
+                logger.exception("the reader of request %s could not be told", self.request_id)
 
     def notify(self, callback: Callable[[], None]) -> None:
         """Call `callback` once for every event, those that are there already included, from whichever thread."""
@@ -118,7 +120,7 @@ class RequestHandle:
 
     def cancel(self) -> bool:
         """End the request at the next step; False when it is already finished."""
-        return self._cancel(self.request_id)
+        return self._cancel(self)
 
 
 class _Choice:
@@ -135,7 +137,8 @@ class _Choice:
         self._texts.append(event.text)
         self._token_ids += event.token_ids
         if event.logprobs is not None:
-            self._logprobs = [*(self._logprobs or ()), *event.logprobs]
+            self._logprobs = [] if self._logprobs is None else self._logprobs
+            self._logprobs.extend(event.logprobs)
         if "prompt_logprobs" in event.metadata:
             self.prompt_logprobs = event.metadata["prompt_logprobs"]
         if event.finish_reason is not None:

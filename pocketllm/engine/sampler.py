@@ -25,11 +25,17 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     @classmethod
     def from_generation_config(cls, raw: Mapping[str, Any]) -> SamplingDefaults:
-        """The defaults that a checkpoint's ``generation_config.json`` names; the others stay off."""
+        """The defaults that a checkpoint's ``generation_config.json`` names; the others stay off.
+
+        ``do_sample: false`` there means greedy, as it does for transformers.
+        """
         named = {name: raw[name] for name in cls.__slots__ if raw.get(name) is not None}
+        if raw.get("do_sample") is False:
+            named["temperature"] = 0.0
         try:
             checked = SamplingParams(**named)
         except (TypeError, ValueError) as error:
@@ -71,7 +77,7 @@ def resolve(params: SamplingParams, defaults: SamplingDefaults) -> ResolvedSampl
         min_p=given("min_p"),
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
-        repetition_penalty=params.repetition_penalty,
+        repetition_penalty=given("repetition_penalty"),
         logit_bias=params.logit_bias,
         min_tokens=params.min_tokens,
     )

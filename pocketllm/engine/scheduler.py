@@ -92,7 +92,9 @@ class Scheduler:
         for sequence in sequences:
             self.pool.give_back(sequence.blocks)
             sequence.blocks = []
-            (self.running if sequence in self.running else self.waiting).remove(sequence)
+            for place in (self.running, self.waiting):
+                if sequence in place:
+                    place.remove(sequence)
 
     def plan(self) -> Plan:
         """The next step; its work is empty only when nothing is to be done."""
@@ -140,7 +142,10 @@ class Scheduler:
         chunks = []
         passed = []
         admitting = True
-        for sequence in sorted((s for s in self if s.remaining > 1 or not s.blocks), key=_turn):
+        candidates = [sequence for sequence in self.running if sequence.remaining > 1]
+        if len(self.running) < self._max_sequences:
+            candidates += self.waiting
+        for sequence in sorted(candidates, key=_turn):
             room = budget if sequence.prompt_logprobs is None else min(budget, scored)
             if room and (sequence.blocks or (admitting and self._admit(sequence))):
                 chunk = Work(sequence, min(sequence.remaining, room))

@@ -15,7 +15,6 @@ import numpy as np
 from pocketllm.engine.reply import Reply, ReplyToken
 from pocketllm.engine.request import RequestHandle
 from pocketllm.engine.sampler import ResolvedSampling
-from pocketllm.errors import EngineError
 from pocketllm.types import FinishReason, Timing, TokenEvent, TokenLogprob
 
 SEED_BITS = 53
@@ -82,6 +81,7 @@ class Sequence:
     cancelled: bool = False
     counts: Counter[int] = field(default_factory=Counter)
     _finished: bool = False
+    _news: list[TokenEvent] = field(default_factory=list)
     _started_at: float | None = None
     _first_token_at: float | None = None
 
@@ -138,10 +138,14 @@ class Sequence:
         rest = self.reply.finish()
         self._tell(rest.text, rest.tokens, reason)
 
-    def fail(self, error: EngineError) -> None:
-        """End the whole request with an error."""
+    def abort(self) -> None:
+        """End it without a last event: its request has failed, and the reader is told so once."""
         self._finished = True
-        self.handle.put(error)
+
+    def take_news(self) -> list[TokenEvent]:
+        """The events since this was last asked, for the reader."""
+        news, self._news = self._news, []
+        return news
 
     def _tell(
         self, text: str, tokens: tuple[ReplyToken, ...], reason: FinishReason | None = None, match: str | None = None
@@ -154,7 +158,7 @@ class Sequence:
             self._finished = True
             metadata |= self._ending(match)
         logprobs = tuple(token.logprob for token in tokens if token.logprob is not None)
-        self.handle.put(
+        self._news.append(
             TokenEvent(
                 request_id=self.handle.request_id,
                 prompt_index=self.prompt_index,

@@ -33,6 +33,18 @@ def end_token_ids(
     The first that has any decides: the option ``eos_token_id``, ``generation_config.json``, the configuration (for
     GGUF its metadata and the vocabulary's end-of-turn tokens), the tokenizer. ``none`` when nobody has one.
     """
+    ids, source = _first_named(options, checkpoint, config, tokenizer)
+    if max(ids, default=0) >= config.vocab_size:
+        error = ConfigurationError if source == "backend_options" else CheckpointError
+        raise error(
+            f"end-of-sequence id {max(ids)} (from {source}) is outside the vocabulary of {config.vocab_size} tokens"
+        )
+    return ids, source
+
+
+def _first_named(
+    options: Mapping[str, Any], checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer
+) -> tuple[frozenset[int], str]:
     if "eos_token_id" in options:
         return _ids(options["eos_token_id"], ConfigurationError, "backend option eos_token_id"), "backend_options"
     if checkpoint.generation_config.get("eos_token_id") is not None:

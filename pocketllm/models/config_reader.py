@@ -71,8 +71,13 @@ class ConfigReader:
             raise self.error(key, f"is {value}, outside {least} to {most}")
         return value
 
-    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """A finite number greater than `above`; required when there is no default."""
+    def number(
+        self, key: str, default: float | None = None, *, above: float = 0.0, least: float = 1e-12, most: float = 1e12
+    ) -> float:
+        """A number greater than `above` and, apart from its sign, from `least` to `most`, or zero.
+
+        No model has others, and arithmetic on them would overflow. Required when there is no default.
+        """
         value = self.get(key, default)
         if value is None:
             raise self.error(key, "is missing")
@@ -80,6 +85,8 @@ class ConfigReader:
             raise self.error(key, f"is {value!r}, not a finite number")
         if value <= above:
             raise self.error(key, f"is {value!r}, not above {above:g}")
+        if value and not least <= abs(value) <= most:
+            raise self.error(key, f"is {value!r}, outside {least:g} to {most:g}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:

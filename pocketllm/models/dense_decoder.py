@@ -223,7 +223,7 @@ def config_from_hf(
     heads, hidden = size("num_attention_heads"), size("hidden_size")
     head_dim = size("head_dim", hidden // heads)
     layers = size("num_hidden_layers", most=MOST_LAYERS)
-    context_length = size("max_position_embeddings")
+    context_length = reader.integer("max_position_embeddings", defaults.get("max_position_embeddings"), least=2)
     reader.expect("hidden_act", ("silu", "swish"), "silu")
     config = DecoderConfig(
         model_type=model_type,
@@ -254,7 +254,7 @@ def config_from_gguf(raw: Mapping[str, Any], arch: str, **differences: Any) -> D
     head_dim = reader.integer(f"{arch}.attention.key_length", hidden // heads)
     reader.expect(f"{arch}.attention.value_length", (head_dim,), head_dim)
     layers = reader.integer(f"{arch}.block_count", most=MOST_LAYERS)
-    context_length = reader.integer(f"{arch}.context_length")
+    context_length = reader.integer(f"{arch}.context_length", least=2)
     window = reader.integer(f"{arch}.attention.sliding_window", 0, least=0)
     tokens = reader.get("tokenizer.ggml.tokens", ())
     config = DecoderConfig(

@@ -41,14 +41,14 @@ def rotary_from_hf(reader: ConfigReader, *, head_dim: int, context_length: int, 
     """From ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``."""
     scaling = reader.nested("rope_parameters")
     older = reader.nested("rope_scaling")
-    theta = reader.number("rope_theta", default_theta)
+    theta = reader.number("rope_theta", default_theta, above=1.0)
     share = reader.number("partial_rotary_factor", 1.0)
     if scaling is not None and older is not None and dict(scaling.raw) != dict(older.raw):
         raise reader.error("rope_scaling", "disagrees with rope_parameters; keep one of them")
     scaling = scaling or older
     if scaling is None:
         return Rotary(frequencies(theta, rotated(head_dim, share)))
-    theta = scaling.number("rope_theta", theta)
+    theta = scaling.number("rope_theta", theta, above=1.0)
     dim = rotated(head_dim, scaling.number("partial_rotary_factor", share))
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     scaling.ignore("rope_type", "type")
@@ -59,7 +59,7 @@ def rotary_from_hf(reader: ConfigReader, *, head_dim: int, context_length: int, 
 
 def rotated(head_dim: int, share: float) -> int:
     """How many dimensions of a head are rotated, an even number."""
-    dim = int(head_dim * share)
+    dim = int(head_dim * min(share, 2.0))
     if share > 1 or dim < 2 or dim % 2:
         raise CheckpointError(f"a rotary share of {share:g} of head size {head_dim} gives no even number from 2 on")
     return dim
@@ -168,7 +168,7 @@ def _magnitude(factor: float, mscale: float) -> float:
 
 def rotary_from_gguf(reader: ConfigReader, arch: str, *, head_dim: int, context_length: int) -> Rotary:
     """From the ``<arch>.rope.*`` keys; factors for each frequency, if any, are a tensor (``rope_freqs.weight``)."""
-    theta = reader.number(f"{arch}.rope.freq_base", 10000.0)
+    theta = reader.number(f"{arch}.rope.freq_base", 10000.0, above=1.0)
     dim = rotated(head_dim, reader.integer(f"{arch}.rope.dimension_count", head_dim) / head_dim)
     kind = reader.expect(f"{arch}.rope.scaling.type", ("none", "linear", "yarn"), "linear")
     older_linear = reader.number(f"{arch}.rope.scale_linear", 1.0)

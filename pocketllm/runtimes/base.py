@@ -167,6 +167,10 @@ class Runtime(ABC):
     def load(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Prepare the weights, compile what has to be compiled and bind the model."""
 
+    def device_memory(self) -> tuple[int, int] | None:
+        """Total and free bytes where the caches will lie; None when that is host memory."""
+        return None
+
     @abstractmethod
     def allocate(self, blocks: int, states: int) -> None:
         """Make room for so many KV blocks and recurrent states; what was there before is dropped."""

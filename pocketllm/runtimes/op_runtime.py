@@ -15,7 +15,7 @@ import numpy as np
 
 from pocketllm.checkpoint.checkpoint import Checkpoint
 from pocketllm.checkpoint.quant import QuantTensor
-from pocketllm.kernels.contract import Array, Arrays, BoundOp, OpTable
+from pocketllm.kernels.contract import Array, Arrays, OpTable
 from pocketllm.models.family import Model, ModelConfig, PagedCache, StateCache, WeightSpec, family
 from pocketllm.runtimes.arrays import ArrayLibrary
 from pocketllm.runtimes.base import (
@@ -30,6 +30,7 @@ from pocketllm.runtimes.base import (
 )
 from pocketllm.runtimes.slots import cache_slots
 from pocketllm.runtimes.weights import check_weights, read_weights
+from pocketllm.types import MAX_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ class OpRuntime(Runtime):
         self._ops = self.make_ops(options)
         self._take_rows = self._ops.bind("take_rows")
         self._sample = self._ops.bind("sample")
-        self._score: dict[int, BoundOp] = {}
+        # Bound once, for the most that a request may ask for: binding may compile, which no request must wait for.
+        self._most_scored = min(MAX_LOGPROBS, config.vocab_size)
+        self._score = self._ops.bind("score", k=self._most_scored)
         self._model: Model | None = None
         self._caches: list[dict[str, Array]] = []
         self._layout = [
@@ -148,10 +151,9 @@ class OpRuntime(Runtime):
 
     def score(self, logits: Array, targets: IntArray, k: int) -> Scores:
         """See `Runtime.score`."""
-        if k not in self._score:
-            self._score[k] = self._ops.bind("score", k=k)
-        results = self._score[k](logits, self._arrays.from_host(targets))
-        return Scores(*(self._arrays.to_host(result) for result in results))
+        results = self._score(logits, self._arrays.from_host(targets))
+        logsumexp, target_logit, top_ids, top_logits = (self._arrays.to_host(result) for result in results)
+        return Scores(logsumexp, target_logit, top_ids[:, :k], top_logits[:, :k])
 
     def commit(self, accepted: IntArray) -> None:
         """See `Runtime.commit`. Paged entries need nothing: what was not accepted is overwritten."""

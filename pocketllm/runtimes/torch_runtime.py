@@ -35,9 +35,17 @@ class TorchRuntime(OpRuntime):
     def supports(cls, config: ModelConfig, options: RuntimeOptions) -> tuple[str, ...]:
         """See `Runtime.supports`."""
         reasons = cls.unsupported_caches(config)
-        if options.device.startswith("cuda") and not torch.cuda.is_available():
-            reasons += (f"device {options.device} (PyTorch sees no CUDA device)",)
+        device = torch.device(options.device)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            reasons += (f"device {options.device} (PyTorch sees {torch.cuda.device_count()} CUDA devices)",)
         return reasons
+
+    def device_memory(self) -> tuple[int, int] | None:
+        """See `Runtime.device_memory`."""
+        if not self._options.device.startswith("cuda"):
+            return None
+        free, total = torch.cuda.mem_get_info(self._options.device)
+        return total, free
 
     def make_arrays(self, options: RuntimeOptions) -> TorchArrays:
         """See `OpRuntime.make_arrays`."""
@@ -49,9 +57,13 @@ class TorchRuntime(OpRuntime):
 
     @torch.inference_mode()
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> torch.Tensor:
-        """See `OpRuntime.prepare`: expanded to the activation dtype."""
+        """See `OpRuntime.prepare`: expanded, matrices to the activation dtype.
+
+        Vectors (norms, biases, divisors of rotary frequencies) are float32 by the ops' contracts.
+        """
         values = torch.from_numpy(dequantize(tensor)).reshape(spec.shape)
-        return values.to(device=self._options.device, dtype=DTYPES[self._options.dtype])
+        dtype = torch.float32 if values.ndim == 1 else DTYPES[self._options.dtype]
+        return values.to(device=self._options.device, dtype=dtype)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> StepOutput:

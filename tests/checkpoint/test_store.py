@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -231,22 +232,31 @@ def test_a_hub_id_is_looked_for_locally_first(tmp_path: Path, monkeypatch: pytes
     snapshot = tmp_path / "snapshot"
     snapshot.mkdir()
     calls: list[bool] = []
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    (snapshot / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict(zip("ab", shards, strict=True))})
+    )
 
     def snapshot_download(model: str, *, allow_patterns: Sequence[str], local_files_only: bool) -> str:
         assert model == "someone/some-model"
         calls.append(local_files_only)
-        if not local_files_only:
-            (snapshot / "model.safetensors").touch()
-        (snapshot / "config.json").touch()
+        for name in ("config.json", "tokenizer.json", shards[0], *([] if local_files_only else [shards[1]])):
+            (snapshot / name).touch()
         return str(snapshot)
 
-    hub = SimpleNamespace(snapshot_download=snapshot_download, errors=SimpleNamespace())
-    monkeypatch.setattr(store.importlib, "import_module", lambda name: hub)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     cache = ModelStore(tmp_path / "cache", known())
     assert cache.resolve("someone/some-model") == snapshot
-    assert calls == [True, False]  # locally there was a configuration only
+    assert calls == [True, False]  # locally one shard was missing: a download had ended early
     assert cache.resolve("someone/some-model") == snapshot
     assert calls == [True, False, True]
+
+
+def test_a_hub_without_a_network_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="a Hugging Face id"):
+        ModelStore(tmp_path, known()).resolve("someone/some-model")
 
 
 def test_a_hub_that_cannot_help_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ UNUSABLE = {
     "block_size": "0",
     "kv_cache_mib": "0",
     "threads": "0.5",
+    "step_timeout": "0",
 }
 
 
