@@ -24,7 +24,8 @@ ALLOWED = {
     "env": {"errors"},
     "config": {"errors", "env"},
     "checkpoint": {"errors", "types", "env"},
-    "kernels": {"errors"},
+    # Where compiled code is kept; quantised tensors in the formats of a checkpoint.
+    "kernels": {"errors", "env", "checkpoint.quant"},
     "models": {"errors", "types", "kernels.contract"},
     "runtimes": {"errors", "types", "models", "kernels", "checkpoint"},
     "engine": {*BASE, "env", "config", "runtimes", "checkpoint", "models.family"},
@@ -40,10 +41,14 @@ ALLOWED = {
 
 # Imports inside functions: commands import what they run with, so that `pocketllm --help` stays quick.
 LAZY = {
+    "__main__": {"run"},  # or ctrl-C while they load would show a traceback
     "cli.serve": {"run"},
     "cli.generate": {"run"},
     "cli.chat": {"run"},
     "cli.models": {"model_store", "_pull"},
+    "cli.inspect": {"run"},
+    "cli.bench": {"add_arguments"},
+    "cli.completion": {"run"},
 }
 
 

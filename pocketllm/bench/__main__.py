@@ -1,14 +1,14 @@
-"""``python -m pocketllm.bench NAME``: run one benchmark."""
+"""``python -m pocketllm.bench NAME``: run one benchmark, or show a record."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from pocketllm.bench import generate
+from pocketllm.bench import compare, generate, load, quality, show
 from pocketllm.errors import PocketLLMError
 
-BENCHMARKS = (generate,)
+BENCHMARKS = (generate, compare, load, quality, show)
 
 
 def main(arguments: list[str] | None = None) -> int:

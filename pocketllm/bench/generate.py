@@ -1,90 +1,95 @@
-"""How fast a model reads prompts and writes replies, through the offline API."""
+"""How fast our backends read prompts and write replies, through the offline API."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import statistics
-import time
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
-from pocketllm.bench.report import circumstances
-from pocketllm.config import EngineArgs
-from pocketllm.llm import LLM
-from pocketllm.types import SamplingParams
-
-PROMPT_TOKENS = 512
-REPLY_TOKENS = 64
-SEQUENCES = (1, 8)
-
+from pocketllm.bench import arguments, report
+from pocketllm.bench.circumstances import Circumstances
+from pocketllm.bench.speed import QUICK, Race, Work
 
 NAME = "generate"
-HELP = "How fast a model reads prompts and writes replies."
+HELP = "How fast backends read prompts and write replies."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's options."""
-    parser.add_argument("--model", default=EngineArgs().model, help="name, path or Hugging Face id")
-    parser.add_argument("--backend", default="auto", help="auto or a backend's name")
-    parser.add_argument("--threads", type=int, help="CPU threads")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each; medians are shown")
-    parser.add_argument("--json", action="store_true", help="print a record instead of a table")
+    arguments.add_model_arguments(parser)
+    parser.add_argument("--repeat", type=arguments.positive, default=Work().repeat, help="runs of each; medians count")
+    parser.add_argument("--quick", action="store_true", help="a few tokens only, to see that it works")
+    report.add_output_arguments(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Measure and print."""
-    args = EngineArgs(model=given.model, backend=given.backend, threads=given.threads, max_model_len=1024)
-    with LLM(args) as llm:
-        figures = measure(llm, given.repeat)
-        record = {"circumstances": circumstances(), "capabilities": _plain(llm.capabilities), "figures": figures}
-    print(json.dumps(record, indent=2) if given.json else _table(record))
+    """Measure, print, write."""
+    circumstances = Circumstances()
+    path = arguments.checkpoint_path(given.model)
+    work = QUICK if given.quick else Work(repeat=given.repeat)
+    race = Race(given.backend, path, work, threads=given.threads, device=given.device)
+    try:
+        race.start()
+        for round_number in range(work.repeat):
+            race.run(round_number)
+        race.close()
+    finally:
+        race.abandon()
+    record = {
+        "benchmark": NAME,
+        "circumstances": circumstances.as_dict(),
+        "checkpoint": arguments.file_facts(path),
+        "threads": given.threads,
+        "work": work.as_dict(),
+        "contenders": race.figures(),
+    }
+    report.publish(record, markdown, given)
     return 0
 
 
-def measure(llm: LLM, repeat: int) -> dict[str, float]:
-    """Medians over `repeat` runs, in tokens a second."""
-    prompt = _prompt(llm, PROMPT_TOKENS)
-    _timed(llm, [prompt[:8]], 2)  # what is done once, on the first step, is not counted
-    figures = {f"prefill {PROMPT_TOKENS}": _median(repeat, lambda: PROMPT_TOKENS / _timed(llm, [prompt], 1))}
-    for count in SEQUENCES:
-        prompts = [prompt[:16]] * count
-        figures[f"decode, {count} at once"] = _median(repeat, partial(_decode_rate, llm, prompts))
-    return figures
+def markdown(record: report.Record) -> str:
+    """The record as a page."""
+    return report.page(
+        f"Speed of {record['checkpoint']['name']}",
+        speeds(record),
+        "Tokens a second, medians. " + repeats(record),
+        *circumstances_section(record),
+    )
 
 
-def _decode_rate(llm: LLM, prompts: list[list[int]]) -> float:
-    """Tokens a second over the steps after the first; the first token comes with the prompt."""
-    whole = _timed(llm, prompts, REPLY_TOKENS)
-    first = _timed(llm, prompts, 1)
-    return len(prompts) * (REPLY_TOKENS - 1) / (whole - first)
+def speeds(record: report.Record) -> str:
+    """The table of medians, with start and memory."""
+    contenders = record["contenders"]
+    works = list(next(iter(contenders.values()))["tokens/s"])
+    rows = [
+        [
+            name,
+            *(f"{figures['tokens/s'][work]['median']:.0f}" for work in works),
+            f"{figures['seconds from process start to first token']:.1f} s",
+            f"{figures['peak memory, MiB']} MiB",
+        ]
+        for name, figures in contenders.items()
+    ]
+    return report.table(["tokens/s", *works, "start to first token", "peak memory"], rows)
 
 
-def _timed(llm: LLM, prompts: list[list[int]], reply_tokens: int) -> float:
-    params = SamplingParams(temperature=0.0, max_tokens=reply_tokens, ignore_eos=True)
-    start = time.perf_counter()
-    llm.generate(prompts, params)
-    return time.perf_counter() - start
+def repeats(record: report.Record) -> str:
+    """Whether every repeat gave the same tokens."""
+    unequal = {name: figures["unequal repeats"] for name, figures in record["contenders"].items()}
+    runs = (record["work"]["repeat"] - 1) * len(record["work"]["sequences"])
+    if not any(unequal.values()):
+        return f"Every contender's {runs} repeats of the replies gave the tokens of the first."
+    told = ", ".join(f"{name} {count}" for name, count in unequal.items() if count)
+    return f"Of {runs} repeats of the replies, so many gave other tokens than the first: {told}."
 
 
-def _prompt(llm: LLM, tokens: int) -> list[int]:
-    text = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. "
-    return llm.tokenize(text * tokens)[:tokens]
-
-
-def _median(repeat: int, run: Callable[[], float]) -> float:
-    return statistics.median(run() for _ in range(repeat))
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return {name: content for name, content in dataclasses.asdict(value).items() if name != "details"}
-
-
-def _table(record: dict[str, Any]) -> str:
-    facts = [f"{name}: {value}" for name, value in record["circumstances"].items()]
-    engine = record["capabilities"]
-    facts.append(f"backend: {engine['backend']} on {engine['device']}, {engine['dtype']}")
-    rows = [f"| {name} | {value:.1f} |" for name, value in record["figures"].items()]
-    return "\n".join([*facts, "", "| work | tokens/s |", "| --- | --- |", *rows])
+def circumstances_section(record: report.Record) -> tuple[str, ...]:
+    """Machine and versions, a line on each contender, and who could not take part."""
+    contenders = {
+        f"`{name}`": ", ".join(f"{fact}: {value}" for fact, value in figures["facts"].items())
+        for name, figures in record["contenders"].items()
+    }
+    skipped = {f"`{name}` was skipped": reason for name, reason in record.get("skipped", {}).items()}
+    return (
+        "## Circumstances",
+        report.facts(record["circumstances"] | {"threads": record["threads"]}),
+        report.facts(contenders | skipped),
+    )

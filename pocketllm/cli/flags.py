@@ -95,6 +95,9 @@ SAMPLING_FLAGS = (
     Flag("seed", SamplingParams, "seed", env.WHOLE, "Makes a reply repeatable; otherwise one is drawn."),
     Flag("stop", SamplingParams, "stop", env.TEXT, "Text that ends the reply; may be repeated.", repeated=True),
 )
+LOGPROBS_FLAG = Flag(
+    "logprobs", SamplingParams, "logprobs", env.WHOLE, "Log probabilities of the reply's tokens and of so many others."
+)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +114,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser.add_argument_group("server"), SERVER_FLAGS)
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+def add_sampling_flags(parser: argparse.ArgumentParser, *further: Flag) -> None:
     """How replies are drawn; what is not given is the model's own default."""
-    _add(parser.add_argument_group("sampling"), SAMPLING_FLAGS)
+    _add(parser.add_argument_group("sampling"), (*SAMPLING_FLAGS, *further))
 
 
 def engine_args(given: argparse.Namespace) -> EngineArgs:
@@ -128,8 +131,10 @@ def server_args(given: argparse.Namespace) -> ServerArgs:
 
 def sampling_params(given: argparse.Namespace) -> SamplingParams:
     """How replies are drawn; ConfigurationError when a value is out of range."""
+    flags = (*SAMPLING_FLAGS, LOGPROBS_FLAG)
+    values: dict[str, Any] = {flag.field: getattr(given, flag.field, None) for flag in flags}
     try:
-        return SamplingParams(**{flag.field: getattr(given, flag.field) for flag in SAMPLING_FLAGS})
+        return SamplingParams(**values)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from None
 
@@ -144,6 +149,8 @@ def read_config(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}: give a file that can be read") from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: this is not TOML for flags: its values are nested too deeply") from None
     except ValueError as error:  # both what is no UTF-8 and what is no TOML
         raise ConfigurationError(f"{path}: this is not TOML: {error}") from None
     flags = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}

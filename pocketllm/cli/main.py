@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import pocketllm
-from pocketllm.cli import chat, generate, models, serve
+from pocketllm.cli import bench, chat, completion, generate, inspect, models, serve
+from pocketllm.cli.parser import USAGE, CommandParser
 from pocketllm.errors import ConfigurationError, PocketLLMError
 
+COMMANDS = (serve, generate, chat, inspect, models, bench, completion)
+
 FAILURE = 1
-USAGE = 2
 INTERRUPTED = 130
 """128 and the number of SIGINT, as shells count it."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"pocketllm: error: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The process's exit status: 0, 1 when the command failed, 2 when it was called wrongly, 130 after ctrl-C.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = program_parser().parse_args(argv)
     _set_up_logging(verbose=arguments.verbose, level=arguments.log_level)
     try:
         status: int = arguments.run(arguments)
@@ -51,31 +44,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def program_parser() -> CommandParser:
+    """The whole command line's parser; a command's own arguments are added when they are asked for."""
+    parser = CommandParser(
         prog="pocketllm",
         description="Runs language models: in the terminal, or as a server for OpenAI's clients.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"pocketllm {pocketllm.__version__}")
-    parser.add_argument("--verbose", action="store_true", help="say more, and show tracebacks")
+    parser.set_defaults(verbose=False, program=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, generate, chat, models):
-        command = commands.add_parser(module.NAME, help=module.HELP, description=module.HELP, allow_abbrev=False)
-        # Before the command and behind it; SUPPRESS, or the one behind would undo the one before.
-        command.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for module in COMMANDS:
+        command = commands.add_parser(module.NAME, help=module.HELP, description=module.HELP)
         command.set_defaults(run=module.run, log_level=logging.WARNING)
-        module.add_arguments(command)
+        command.add_later = module.add_arguments
     return parser
 
 
 def _set_up_logging(*, verbose: bool, level: int) -> None:
     logging.basicConfig(
-        level=logging.INFO if verbose else level,
+        level=logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    logging.getLogger(pocketllm.__name__).setLevel(logging.INFO if verbose else level)
 
 
 def _message(error: Exception) -> str:

@@ -75,4 +75,12 @@ def terminal_lines() -> LineReader:
     """Lines typed at a terminal, with line editing and history where the platform has it."""
     if importlib.util.find_spec("readline"):
         importlib.import_module("readline")  # which turns `input` into an editor
-    return input
+
+    def read_line(prompt: str) -> str:
+        try:
+            return input(prompt)
+        except (EOFError, KeyboardInterrupt):
+            print(flush=True)  # the cursor stands behind the prompt
+            raise
+
+    return read_line

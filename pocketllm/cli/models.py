@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("rm", _remove, "Delete a pulled model."),
         ("path", _path, "Print where a pulled model lies."),
     ):
-        command = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command = actions.add_parser(name, help=text, description=text)
         command.set_defaults(action=action)
         if name != "list":
             command.add_argument("name", help="such as smollm2; `pocketllm models list` shows all")
@@ -37,6 +37,7 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         ModelNotFoundError: the model is not known, was not pulled, or cannot be.
         CheckpointError: what was pulled is not the file expected.
+        ConfigurationError: the cache folder cannot be used.
     """
     status: int = given.action(given)
     return status
@@ -53,7 +54,8 @@ def _pull(given: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     store = model_store()
-    print(f"pocketllm: pulling {given.name} into {store.root}", file=sys.stderr)
+    if given.name in store.known:
+        print(f"pocketllm: pulling {given.name} into {store.root}", file=sys.stderr)
     with tqdm(unit="B", unit_scale=True, desc="unpacking", disable=None, leave=False, delay=0.1) as bar:
         # pip's own progress goes to standard output, where a script expects the path alone.
         path = store.pull(given.name, _shown_on(bar), show_pip=sys.stdout.isatty())
@@ -74,16 +76,15 @@ def _list(given: argparse.Namespace) -> int:
     print(f"{'NAME':<12} {'SIZE':>8}  {'LICENSE':<12} WHERE")
     for stored in model_store().list():
         model = stored.model
-        where = stored.path or f"not pulled: pocketllm models pull {model.name}"
+        where = f"{stored.path}" if stored.path else f"not pulled: pocketllm models pull {model.name}"
+        if stored.is_damaged:
+            where += f" (damaged: pull it again with pocketllm models pull {model.name})"
         print(f"{model.name:<12} {model.size / MEGABYTE:>5.0f} MB  {model.license:<12} {where}")
     return 0
 
 
 def _remove(given: argparse.Namespace) -> int:
-    store = model_store()
-    path = store.path(given.name)
-    store.remove(given.name)
-    print(f"pocketllm: removed {path}", file=sys.stderr)
+    print(f"pocketllm: removed {model_store().remove(given.name)}", file=sys.stderr)
     return 0
 
 

@@ -16,7 +16,7 @@ from pocketllm.checkpoint.store import ModelStore, served_model_id
 from pocketllm.checkpoint.template import ChatTemplate, find_template
 from pocketllm.checkpoint.tokenizer import Tokenizer, load_tokenizer, read_json_object
 from pocketllm.config import BACKENDS, EngineArgs
-from pocketllm.engine.loading import _runtime_options
+from pocketllm.engine.loading import runtime_options
 from pocketllm.engine.prompts import FALLBACK_TEMPLATE
 from pocketllm.engine.termination import end_token_ids
 from pocketllm.errors import UnsupportedFeatureError
@@ -161,7 +161,7 @@ def inspect_model(model: str) -> Inspection:
         CheckpointError: the checkpoint is damaged or not understood.
     """
     args = EngineArgs(model=model)
-    options = _runtime_options(args)
+    options = runtime_options(args)
     path = ModelStore(env.CACHE_DIR.read()).resolve(model)
     with open_checkpoint(path) as checkpoint:
         config = family(checkpoint.model_type).parse_config(checkpoint.naming, checkpoint.config)

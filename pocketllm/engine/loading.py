@@ -49,7 +49,7 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         UnsupportedFeatureError: the backend cannot run it, or there is no such device or backend option here.
         ConfigurationError: an argument cannot be used with it.
     """
-    options = _runtime_options(args)
+    options = runtime_options(args)
     env.MEMORY_RESERVE_GIB.read()  # used late; what is wrong with it is said now
     path = ModelStore(env.CACHE_DIR.read()).resolve(args.model)
     with ExitStack() as cleanup, open_checkpoint(path) as checkpoint:
@@ -92,7 +92,8 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         return engine
 
 
-def _runtime_options(args: EngineArgs) -> RuntimeOptions:
+def runtime_options(args: EngineArgs) -> RuntimeOptions:
+    """What a runtime is made with, ``auto`` resolved; UnsupportedFeatureError for what there is not."""
     unknown = args.backend_options.keys() - {"eos_token_id"}
     if unknown:
         raise UnsupportedFeatureError(f"no backend has the option {min(unknown)!r}; there is: eos_token_id")

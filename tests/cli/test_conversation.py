@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -181,38 +175,3 @@ def test_ctrl_c_at_the_prompt_ends_nothing() -> None:
     with llm(lambda prompt: "") as model:
         Conversation(model, SamplingParams(), out=out, notes=notes).run(read_line)
     assert notes.getvalue() == "(ctrl-D or /exit ends)\n"
-
-
-def test_at_a_terminal() -> None:
-    """In a process with a terminal of its own: prompts, line editing, ctrl-C and ctrl-D as a user has them."""
-    controller, terminal = pty.openpty()
-    command = [sys.executable, str(Path(__file__).with_name("terminal_session.py")), os.ttyname(terminal)]
-    with subprocess.Popen(
-        command, start_new_session=True, env=os.environ | {"TERM": "dumb"}, stderr=subprocess.PIPE, text=True
-    ) as program:
-        try:
-            _await(controller, b"> ")
-            os.write(controller, b"hi\\\nthereX\x7f!\n")
-            _await(controller, b"[USER]HI\r\nTHERE!\r\n> ")
-            # The interpreter overlooks a ctrl-C between showing the prompt and waiting for a key.
-            _await(controller, b"(ctrl-D or /exit ends)\r\n> ", press=b"\x03")
-            os.write(controller, b"\x04")
-            assert program.wait(30) == 0
-        finally:
-            program.kill()
-            os.close(controller)
-            os.close(terminal)
-
-
-def _await(controller: int, wanted: bytes, press: bytes = b"") -> None:
-    """Read until the terminal shows `wanted`, pressing a key whenever it is silent."""
-    said = b""
-    for _ in range(100):
-        ready, _, _ = select.select([controller], [], [], 0.3)
-        if ready:
-            said += os.read(controller, 4096)
-        else:
-            os.write(controller, press)
-        if wanted in said:
-            return
-    pytest.fail(f"waiting for {wanted!r}, the terminal shows {said!r}")

@@ -84,7 +84,7 @@ def test_engine_arguments_from_the_environment_alone(monkeypatch: pytest.MonkeyP
 
 VALUES = {
     env.TEXT: st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1),
-    env.WHOLE: st.integers(2, 65535),
+    env.WHOLE: st.integers(2, 1024),
     env.NUMBER: st.floats(0.001, 1),
     env.TEXTS: st.lists(st.from_regex(r"[a-z]+", fullmatch=True), min_size=1, max_size=3),
 }
@@ -121,6 +121,7 @@ def test_all_sources_read_a_value_alike(tmp_path_factory: pytest.TempPathFactory
         ("model = 7", r"model is 7: give text"),
         ("port = 80000", r"port is 80000: give a whole number from 0 to 65535"),
         ("max-queue = ", r"this is not TOML"),
+        ("max-queue = " + "[" * 3000 + "]" * 3000, r"this is not TOML .*nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -147,6 +148,13 @@ def test_one_file_serves_all_commands(tmp_path: Path) -> None:
 def test_texts_may_be_repeated() -> None:
     assert flags.server_args(parsed("--alias", "a,b", "--alias", "c")).aliases == ("a", "b", "c")
     assert flags.sampling_params(parsed("--stop", "a,b", "--stop", "c")).stop == ("a,b", "c")
+
+
+@pytest.mark.parametrize(("name", "most"), [("max_queue", 4096), ("threads", 1024)])
+def test_threads_have_an_upper_bound(name: str, most: int) -> None:
+    assert getattr(EngineArgs(**{name: most}), name) == most
+    with pytest.raises(ConfigurationError, match=rf"{name} is {most + 1}: give a whole number from 1 to {most}"):
+        EngineArgs(**{name: most + 1})
 
 
 @pytest.mark.parametrize("arguments", [("--temperature", "9"), ("--top-p", "0"), ("--seed", "-2"), ("--min-p", "nan")])

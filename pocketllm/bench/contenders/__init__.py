@@ -1,0 +1,1 @@
+"""What is measured: our own backends and other engines, behind one interface."""

@@ -1,0 +1,1 @@
+"""What shells complete: the commands as data, and one module a shell that writes its script."""
