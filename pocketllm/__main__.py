@@ -1,10 +1,20 @@
-"""``python -m pocketllm``: the same as the command ``pocketllm``."""
+"""``python -m pocketllm``, and the command ``pocketllm``."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from pocketllm.cli.main import main
+
+def run() -> int:
+    """The command line's exit status; quiet about ctrl-C from here on, while the command's modules load included."""
+    try:
+        from pocketllm.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # as shells count it
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -16,6 +16,10 @@ DTYPES = ("auto", "float32", "bfloat16")
 
 DEFAULT_MODEL = "smollm2"
 
+MOST_QUEUED = 4096
+"""Each request that runs or waits holds a thread of the server."""
+MOST_THREADS = 1024
+
 # NPUs pass here, so that loading can say what they would need.
 _DEVICE = re.compile(r"auto|cpu|(cuda|npu)(:\d+)?")
 
@@ -31,12 +35,12 @@ class EngineArgs:
         dtype: activations: ``auto`` (float32 on a CPU, bfloat16 on a GPU), ``float32`` or ``bfloat16``.
         max_model_len: context window of one request; None is the model's, shrunk to what the memory holds.
         max_num_seqs: how many sequences share a step.
-        max_queue: how many requests may wait; one more is refused.
+        max_queue: how many requests may wait, to `MOST_QUEUED`; one more is refused.
         prefill_chunk: most prompt tokens that one step computes.
         decode_share: share of each prefill chunk's time that running replies get, 0 to 1.
         block_size: tokens of one KV block.
         kv_cache_mib: memory of the KV cache; None takes what is free less a reserve.
-        threads: CPU threads; None leaves the backend's default.
+        threads: CPU threads, to `MOST_THREADS`; None leaves the backend's default.
         step_timeout: seconds after which a step that does not come back makes the engine give up.
         backend_options: further options of the backend; ``eos_token_id`` overrides the end-of-sequence ids.
     """
@@ -61,16 +65,17 @@ class EngineArgs:
         _one_of("dtype", self.dtype, DTYPES)
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise ConfigurationError(f"device is {self.device!r}: give auto, cpu or cuda[:i]")
-        for name, least in (
-            ("max_model_len", 2),
-            ("max_num_seqs", 1),
-            ("max_queue", 1),
-            ("prefill_chunk", 1),
-            ("block_size", 1),
-            ("kv_cache_mib", 1),
-            ("threads", 1),
+        for name, least, most in (
+            ("max_model_len", 2, None),
+            ("max_num_seqs", 1, None),
+            ("max_queue", 1, MOST_QUEUED),
+            ("prefill_chunk", 1, None),
+            ("block_size", 1, None),
+            ("kv_cache_mib", 1, None),
+            ("threads", 1, MOST_THREADS),
         ):
-            _whole(name, getattr(self, name), least, optional=name in ("max_model_len", "kv_cache_mib", "threads"))
+            optional = name in ("max_model_len", "kv_cache_mib", "threads")
+            _whole(name, getattr(self, name), least, most, optional=optional)
         if isinstance(self.decode_share, bool) or not isinstance(self.decode_share, int | float):
             raise ConfigurationError(f"decode_share is {self.decode_share!r}: give a number from 0 to 1")
         if not 0 <= self.decode_share <= 1:
@@ -115,8 +120,9 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{name} is {value!r}: give one of {', '.join(allowed)}")
 
 
-def _whole(name: str, value: object, least: int, *, optional: bool) -> None:
+def _whole(name: str, value: object, least: int, most: int | None, *, optional: bool) -> None:
     if value is None and optional:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{name} is {value!r}: give a whole number of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigurationError(f"{name} is {value!r}: give a whole number {bounds}")

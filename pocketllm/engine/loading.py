@@ -10,7 +10,7 @@ from typing import Any
 
 from pocketllm import env
 from pocketllm.checkpoint.opening import open_checkpoint
-from pocketllm.checkpoint.store import ModelStore, served_model_id
+from pocketllm.checkpoint.store import ModelStore, damage_advice, served_model_id
 from pocketllm.checkpoint.template import ChatTemplate, find_template
 from pocketllm.checkpoint.tokenizer import load_tokenizer
 from pocketllm.config import EngineArgs
@@ -52,7 +52,7 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
     options = runtime_options(args)
     env.MEMORY_RESERVE_GIB.read()  # used late; what is wrong with it is said now
     path = ModelStore(env.CACHE_DIR.read()).resolve(args.model)
-    with ExitStack() as cleanup, open_checkpoint(path) as checkpoint:
+    with damage_advice(args.model), ExitStack() as cleanup, open_checkpoint(path) as checkpoint:
         config = family(checkpoint.model_type).parse_config(checkpoint.naming, checkpoint.config)
         tokenizer = load_tokenizer(checkpoint)
         template = find_template(checkpoint, tokenizer)

@@ -38,8 +38,10 @@ def parse_body(data: bytes) -> dict[str, Any]:
         raise _too_deep() from None
     except InvalidRequestError:
         raise
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise InvalidRequestError(f"The body is not JSON: {error}.") from None
+    except ValueError:  # more digits than Python reads
+        raise _too_large() from None
     if not isinstance(value, dict):
         raise InvalidRequestError(f"The body is a JSON {_kind(value)}: send an object.")
     cleaned: dict[str, Any] = _clean(value, MAX_DEPTH)
@@ -76,7 +78,7 @@ def _clean(value: Any, depth: int) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidRequestError("The body has a number beyond double precision: send finite numbers.")
     if isinstance(value, int) and abs(value) > sys.float_info.max:
-        raise InvalidRequestError("The body has a whole number beyond double precision: send a smaller one.")
+        raise _too_large()
     return value
 
 
@@ -84,6 +86,10 @@ def _encodable(text: str) -> str:
     if text.isascii():
         return text
     return "".join(REPLACEMENT if "\ud800" <= character <= "\udfff" else character for character in text)
+
+
+def _too_large() -> InvalidRequestError:
+    return InvalidRequestError("The body has a whole number beyond double precision: send a smaller one.")
 
 
 def _too_deep() -> InvalidRequestError:

@@ -117,6 +117,8 @@ def _type(schema: dict[str, Any], root: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
+    if "maxLength" in schema:
+        return f" of at most {schema['maxLength']} characters"
     least, most = schema.get("minimum"), schema.get("maximum")
     above = schema.get("exclusiveMinimum")
     if most is None:

@@ -30,10 +30,10 @@ _WORDINGS = {
     "literal_error": "{expected}",
     "model_attributes_type": "an object",
     "model_type": "an object",
-    "string_pattern_mismatch": "a string that matches {pattern}",
+    "string_too_long": "a string of at most {max_length} characters",
     "string_type": "a string",
     "too_long": "at most {max_length} entries",
-    "too_short": "at least {min_length} entries",
+    "too_short": "{min_length} or more entries",
 }
 
 
@@ -65,7 +65,7 @@ def _explained(table: type[RequestObject], body: dict[str, Any], error: ErrorDet
         return InvalidRequestError(f'"{param}" is required.', param=param)
     sent = f'"{param}" = {_shown(error["input"])}'
     if error["type"] == NOT_SERVED:
-        neutral = "".join(f" or send {_shown(value)}" for value in context["neutral"])
+        neutral = "".join(f" or send {dumps(value)}" for value in context["neutral"])
         message = f"{sent} is not supported by this server: {context['instead']}. Leave it out{neutral}."
         return InvalidRequestError(message, param=param)
     field = table.model_fields.get(param)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from pocketllm.errors import InvalidRequestError
 from pocketllm.protocol.body import parse_body
 from pocketllm.protocol.fields import RequestObject
 from pocketllm.protocol.openai.reply import ReplyHead
-from pocketllm.protocol.openai.sampling import REQUEST_ID_PATTERN, GenerationFields
+from pocketllm.protocol.openai.sampling import GenerationFields, checked_request_id
 from pocketllm.protocol.validation import validated
 from pocketllm.server import access_log
 from pocketllm.server.generation import Generation
@@ -95,11 +94,12 @@ def generate(
 def _client_ids(fields: GenerationFields) -> tuple[str, ...]:
     """The ids that the client gave the request, the header's first, each once."""
     header = request.headers.get(REQUEST_ID_HEADER)
-    if header is not None and not re.fullmatch(REQUEST_ID_PATTERN, header):
-        raise InvalidRequestError(
-            f"The header {REQUEST_ID_HEADER} is not usable: give 1 to 128 visible ASCII characters.",
-            param=REQUEST_ID_HEADER,
-        )
+    if header is not None:
+        try:
+            checked_request_id(header)
+        except ValueError as error:
+            message = f"The header {REQUEST_ID_HEADER} is not usable: give {error}."
+            raise InvalidRequestError(message, param=REQUEST_ID_HEADER) from None
     return tuple(dict.fromkeys(value for value in (header, fields.request_id) if value is not None))
 
 

@@ -22,6 +22,7 @@ MEGABYTE = 10**6
 def create_app(state: ServerState) -> Flask:
     """The application over `state`; it serves before a model is loaded, and says so."""
     app = Flask("pocketllm", static_folder=None)
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # an answer to OPTIONS would mean something to a browser
     app.config["MAX_CONTENT_LENGTH"] = int(state.args.max_body_mb * MEGABYTE)
     # A path is served as it stands or not at all: no redirects between spellings.
     app.url_map.strict_slashes = True

@@ -32,6 +32,8 @@ class ServerArgs:
     def __post_init__(self) -> None:
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
             raise ConfigurationError(f"port is {self.port!r}: give a whole number from 0 to 65535")
+        if not isinstance(self.host, str):
+            raise ConfigurationError(f"host is {self.host!r}: give an address, such as 127.0.0.1")
         if not self.host:
             raise ConfigurationError("host is empty: give an address, such as 127.0.0.1")
         if not all(self.aliases):

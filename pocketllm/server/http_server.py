@@ -14,6 +14,7 @@ from waitress.server import TcpWSGIServer
 from waitress.task import ErrorTask
 from waitress.utilities import RequestEntityTooLarge
 
+from pocketllm.errors import ConfigurationError
 from pocketllm.protocol.errors import openai_error
 from pocketllm.protocol.json_text import dumps
 from pocketllm.server.access_log import Record
@@ -34,7 +35,7 @@ class _EnvelopeErrorTask(ErrorTask):  # type: ignore[misc]
 
     def execute(self) -> None:
         refusal = self.request.error
-        message = f"{refusal.reason}: {refusal.body}."
+        message = f"{refusal.reason}: {refusal.body.rstrip('.')}."
         if isinstance(refusal, RequestEntityTooLarge):
             most = self.channel.adj.max_request_body_size - 1
             message = f"The request's body is larger than the {most} bytes that this server takes."
@@ -83,17 +84,22 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 class HTTPServer(TcpWSGIServer):  # type: ignore[misc]
-    """Listens from its construction on; OSError when it cannot.
+    """Listens from its construction on.
 
     Attributes:
         url: where it listens.
         state: what its routes share.
+
+    Raises:
+        ConfigurationError: the host is no address.
+        OSError: it cannot listen there.
     """
 
     channel_class = _Channel
 
     def __init__(self, state: ServerState, *, threads: int) -> None:
         args = state.args
+        _check_host(args.host)
         adjustments = Adjustments(
             listen=f"{_bracketed(args.host)}:{args.port}",
             threads=threads,
@@ -141,6 +147,23 @@ class HTTPServer(TcpWSGIServer):  # type: ignore[misc]
             channel.total_outbufs_len for channel in self.active_channels.values()
         ):
             self._turn(0.1)
+
+
+def _check_host(host: str) -> None:
+    """Refuse what waitress would refuse without a name, or take for several addresses: it splits at white space."""
+    if host == "*":  # every address, to waitress
+        return
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        if any(character.isspace() for character in host):
+            raise ValueError("it has white space in it")
+        socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigurationError(
+            f"host is {host!r}, which is no address ({reason}): give a name or an address alone, such as 127.0.0.1, "
+            "0.0.0.0 or ::1; --port takes the port"
+        ) from None
 
 
 def _bracketed(host: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pocketllm.config import EngineArgs
-from pocketllm.errors import PocketLLMError
+from pocketllm.errors import PocketLLMError, shortened
 from pocketllm.server.config import ServerArgs
 from pocketllm.server.http_server import HTTPServer
 from pocketllm.server.state import ServerState
@@ -44,18 +45,22 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs, load: Loader) -> int
 
     Returns:
         The process's exit status: 0 after a signal, 1 when the port or the model cannot be had (stderr says why).
+
+    Raises:
+        ConfigurationError: the host is no address.
     """
     capacity = engine_args.max_num_seqs + engine_args.max_queue
     state = ServerState(server_args, max_prompts=capacity)
     try:
         server = HTTPServer(state, threads=capacity + SPARE_THREADS)
     except OSError as error:
-        _say(f"cannot listen on {server_args.host}:{server_args.port}: {error.strerror or error}")
+        advice = ": choose another port with --port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else ""
+        _say(f"cannot listen on {server_args.host}:{server_args.port}: {error.strerror or error}{advice}")
         return 1
     loader = _Loading(engine_args, state, server, load)
     previous = {number: signal.signal(number, lambda *_: _stop_once(server)) for number in SIGNALS}
     try:
-        _say(f"listening at {server.url}, loading {engine_args.model}")
+        _say(f"listening at {server.url}, loading {shortened(engine_args.model)}")
         loader.start()
         server.run()
     finally:
@@ -127,7 +132,7 @@ class _Loading:
     def _fail(self, reason: str) -> None:
         self.failed = True
         self._state.fail(reason)
-        _say(f"cannot load {self._args.model}: {reason}")
+        _say(f"cannot load {shortened(self._args.model)}: {reason}")
         self._server.stop()
 
 

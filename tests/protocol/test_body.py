@@ -41,7 +41,7 @@ def test_random_bytes_are_refused_or_an_object(data: bytes) -> None:
         (b'{"a": [-Infinity]}', "-Infinity"),
         (b'{"a": 1e999}', "double precision"),
         (b'{"a": ' + b"9" * 400 + b"}", "double precision"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "double precision"),
         (b'{"a": "\xff"}', "UTF-8"),
         (b"[1]", "list"),
         (b'"text"', "string"),

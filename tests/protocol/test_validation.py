@@ -113,6 +113,8 @@ def test_ranges_are_those_of_sampling_params(name: str, value: float) -> None:
         ({"stop": ["a", 5]}, "stop.1"),
         ({"stop": {"a": 1}}, "stop"),
         ({"stop": ["a"] * 129}, "stop"),
+        ({"stop": "a" * 1025}, "stop"),
+        ({"stop": ["a", "b" * 1025]}, "stop.1"),
         ({"stop_token_ids": "1"}, "stop_token_ids"),
         ({"stop_token_ids": [1, "2"]}, "stop_token_ids.1"),
         ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
@@ -282,7 +284,7 @@ def test_messages_reach_the_template_whole() -> None:
         {"role": "developer", "content": "be brief"},
         {
             "role": "user",
-            "content": [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}],
+            "content": [{"type": "text", "text": "a", "lang": "en"}, {"type": "text", "text": "b"}],
         },
         {
             "role": "assistant",
@@ -293,6 +295,52 @@ def test_messages_reach_the_template_whole() -> None:
     ]
     fields = validated(ChatRequest, {"messages": turns})
     assert fields.template_messages() == [turns[0] | {"role": "system"}, *turns[1:]]
+
+
+def test_marks_for_a_cache_are_inert() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
+    marked = [turns[0] | mark, turns[1] | mark | {"content": [part | mark for part in parts]}]
+    assert validated(ChatRequest, {"messages": marked} | mark).template_messages() == turns
+    assert validated(CompletionRequest, {"prompt": "x"} | mark).prompts() == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("table", "fields", "message"),
+    [
+        (
+            ChatRequest,
+            {"response_format": {"type": "json_object"}},
+            'Leave it out or send {"type":"text"}.',
+        ),
+        (ChatRequest, {"modalities": ["audio"]}, 'Leave it out or send ["text"].'),
+        (ChatRequest, {"messages": []}, '"messages" = [] is not allowed: give 1 or more entries.'),
+        (ChatRequest, {"request_id": "a b"}, '"request_id" = "a b" is not allowed: give 1 to 128 visible ASCII char'),
+        (CompletionRequest, {"prompt": [1.0]}, '"prompt.0" = 1.0 is not allowed: give a whole number.'),
+        (CompletionRequest, {"stop": "a" * 1025}, "is not allowed: give a string of at most 1024 characters."),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_refusal_says_what_to_send(table: type[RequestObject], fields: dict[str, Any], message: str) -> None:
+    assert message in str(refused(table, **fields))
+
+
+def test_the_longest_stop_strings_pass() -> None:
+    stop = ["é" * 1024] * 128
+    assert validated(CompletionRequest, {"prompt": "x", "stop": stop}).sampling_params().stop == tuple(stop)
+
+
+def test_no_reasoning_is_what_there_is() -> None:
+    validated(ChatRequest, LEAST[ChatRequest] | {"reasoning_effort": "none"})
+
+
+@TABLES
+def test_a_repetition_penalty_that_is_not_given_is_left_to_the_model(table: type[RequestObject]) -> None:
+    absent = validated(table, LEAST[table]).sampling_params()  # type: ignore[attr-defined]
+    assert absent.repetition_penalty == SamplingParams().repetition_penalty
+    given = validated(table, LEAST[table] | {"repetition_penalty": 1.5}).sampling_params()  # type: ignore[attr-defined]
+    assert given.repetition_penalty == 1.5
 
 
 @pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt", "allow_special", "tokenizer"])

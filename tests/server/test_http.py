@@ -57,6 +57,13 @@ def test_a_broken_body_is_a_400(alphabet: str, path: str, body: bytes) -> None:
     assert call(alphabet, "GET", "/health").status == 200
 
 
+@pytest.mark.parametrize("path", [*GENERATING, "/health"])
+def test_options_are_a_wrong_method_too(alphabet: str, path: str) -> None:
+    answer = call(alphabet, "OPTIONS", path)
+    assert answer.status == 405
+    assert "OPTIONS" not in answer.headers["Allow"]
+
+
 def test_the_content_type_is_not_asked_for(alphabet: str) -> None:
     for kind in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x"):
         answer = call(alphabet, "POST", GENERATING[0], {"prompt": "ABC"}, {"Content-Type": kind})
@@ -121,6 +128,7 @@ def test_broken_http_is_refused_in_the_envelope(alphabet: str, request_bytes: by
     assert status == expected
     assert headers["Content-Type"] == "application/json"
     assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert not body["error"]["message"].endswith("..")
 
 
 def test_while_the_model_is_loaded(serve: Serve) -> None:

@@ -9,9 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pocketllm.config import EngineArgs
+from pocketllm.errors import ConfigurationError
+from pocketllm.server.config import ServerArgs
+from pocketllm.server.serve import serve
 from tests.served import PATIENCE, call
 
 ROOT = Path(__file__).parents[2]
@@ -96,3 +101,15 @@ def test_a_port_in_use_is_one_line() -> None:
         assert server.stderr is not None
         (text,) = server.stderr.read().splitlines()
         assert "cannot listen on 127.0.0.1" in text
+        assert "choose another port with --port" in text
+
+
+@pytest.mark.parametrize("host", ["a b", "[::1", "127.0.0.1:80", "nonsense.invalid", "127.0.0.1 ", "x" * 300, "a\0b"])
+def test_a_host_that_is_no_address_is_named(host: str) -> None:
+    def load(*_: object) -> Any:
+        raise AssertionError("nothing is loaded")
+
+    with pytest.raises(ConfigurationError) as caught:
+        serve(EngineArgs(), ServerArgs(host=host, port=0), load)
+    assert f"host is {host!r}" in str(caught.value)
+    assert "such as 127.0.0.1" in str(caught.value)

@@ -27,7 +27,7 @@ def _prompt_shape(value: Any) -> str | None:
     if not isinstance(value, list):
         return None
     match value[:1]:
-        case [int()]:
+        case [int() | float()]:  # a float is refused as an id, which is what it was meant to be
             return "token ids"
         case [list()]:
             return "lists of token ids"

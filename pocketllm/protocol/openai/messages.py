@@ -8,6 +8,9 @@ from pydantic import Discriminator, Field, Tag
 
 from pocketllm.protocol.fields import OpenObject
 
+Inert = Annotated[Any, Field(exclude=True, description="Inert.")]
+"""A member that says nothing about the text, so that it does not reach the template."""
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -16,6 +19,7 @@ class TextPart(OpenObject):
 
     type: Annotated[Literal["text"], Field(description="Text is the only kind of part that is served.")]
     text: Annotated[str, Field(description="Parts are joined as they are.")]
+    cache_control: Inert = None
 
 
 class CalledFunction(OpenObject):
@@ -59,9 +63,10 @@ class Message(OpenObject):
         Annotated[list[ToolCall], Field(fail_fast=True)] | None,
         Field(description="Of an assistant turn: what it called."),
     ] = None
+    cache_control: Inert = None
 
     def for_template(self) -> dict[str, Any]:
-        """The turn as it was sent, under a role that templates know."""
+        """The turn as it was sent, less what is inert, under a role that templates know."""
         turn = self.model_dump(exclude_unset=True)
         if self.role == "developer":
             turn["role"] = "system"

@@ -55,7 +55,7 @@ class NotServedChatFields(NotServedFields):
     response_format: Annotated[Any, NotServed(_UNCONSTRAINED, {"type": "text"})] = None
 
     reasoning: Annotated[Any, NotServed(_NO_REASONING, {})] = None
-    reasoning_effort: Annotated[Any, NotServed(_NO_REASONING)] = None
+    reasoning_effort: Annotated[Any, NotServed(_NO_REASONING, "none")] = None
     reasoning_format: Annotated[Any, NotServed(_NO_REASONING, "none")] = None
     thinking_mode: Annotated[Any, NotServed(_NO_REASONING, "auto")] = None
     thinking_budget: Annotated[Any, NotServed(_NO_REASONING, -1)] = None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, WithJsonSchema
 
 from pocketllm.protocol.fields import Default, NotServed, RequestObject
 from pocketllm.types import MAX_CHOICES, SEED_LIMIT, SamplingParams
 
 MAX_STOP_STRINGS = 128
+MAX_STOP_CHARACTERS = 1024
 BIAS_LIMIT = 100
 
 
@@ -35,9 +37,10 @@ def _biases(value: Any) -> Any:
     return biases
 
 
+StopString = Annotated[str, StringConstraints(max_length=MAX_STOP_CHARACTERS)]
 Stop = Annotated[
-    Annotated[str, Tag("string")]
-    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), Tag("strings")],
+    Annotated[StopString, Tag("string")]
+    | Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), Tag("strings")],
     Discriminator(_stop_shape, custom_error_type="stop_shape", custom_error_message="a string or a list of strings"),
 ]
 LogitBias = Annotated[
@@ -48,10 +51,18 @@ LogitBias = Annotated[
     ),
 ]
 TokenId = Annotated[int, Field(ge=0)]
-REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
-"""Visible ASCII only, because the id comes back in a header."""
+REQUEST_ID = "1 to 128 visible ASCII characters"
+"""Nothing else, because the id comes back in a header."""
 
-RequestId = Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)]
+
+def checked_request_id(value: str) -> str:
+    """The id; ValueError, which says what to give, when it cannot be used."""
+    if not re.fullmatch(r"[!-~]{1,128}", value):
+        raise ValueError(REQUEST_ID)
+    return value
+
+
+RequestId = Annotated[str, AfterValidator(checked_request_id)]
 
 
 class StreamOptions(RequestObject):
@@ -75,6 +86,7 @@ class InertFields(RequestObject):
     service_tier: Annotated[str | None, Field(description="Inert.")] = None
     prompt_cache_key: Annotated[str | None, Field(description="Inert.")] = None
     safety_identifier: Annotated[str | None, Field(description="Inert.")] = None
+    cache_control: Annotated[Any, Field(description="Inert.")] = None
 
 
 class GenerationFields(InertFields):
@@ -125,7 +137,7 @@ class GenerationFields(InertFields):
     repetition_penalty: Annotated[
         float | None,
         Field(gt=0, le=10, description="Scales the logits of tokens in prompt and reply; 1 is off."),
-        Default("1"),
+        Default("the checkpoint's, else 1"),
     ] = None
     logit_bias: Annotated[
         LogitBias | None,
@@ -135,7 +147,10 @@ class GenerationFields(InertFields):
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Independent choices."), Default("1")] = None
     stop: Annotated[
         Stop | None,
-        Field(description="Strings that end the reply and are not part of it; empty ones match nothing."),
+        Field(
+            description=f"Up to {MAX_STOP_STRINGS} strings that end the reply and are not part of it; empty ones match "
+            "nothing."
+        ),
         Default("none"),
     ] = None
     stop_token_ids: Annotated[
@@ -155,7 +170,7 @@ class GenerationFields(InertFields):
     stream_options: Annotated[StreamOptions | None, Field(description="Read when stream is true.")] = None
     request_id: Annotated[
         RequestId | None,
-        Field(description="1 to 128 visible ASCII characters by which the request can be cancelled while it runs."),
+        Field(description=f"{REQUEST_ID} by which the request can be cancelled while it runs."),
     ] = None
     timeout: Annotated[
         float | None,
@@ -191,7 +206,7 @@ class GenerationFields(InertFields):
             seed=self.seed,
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
+            repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias or {},
             n=self.n or 1,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
