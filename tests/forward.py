@@ -17,11 +17,13 @@ from pocketllm.runtimes.registry import BACKENDS
 Logits = npt.NDArray[np.float32]
 
 
-def load_runtime(path: Path, *, backend: str = "torch", dtype: str = "float32", blocks: int = 64) -> Runtime:
+def load_runtime(
+    path: Path, *, backend: str = "torch", device: str = "cpu", dtype: str = "float32", blocks: int = 64
+) -> Runtime:
     """A loaded runtime with room for `blocks` blocks of 16 tokens."""
     with open_checkpoint(path) as checkpoint:
         config = family(checkpoint.model_type).parse_config(checkpoint.naming, checkpoint.config)
-        options = RuntimeOptions(device="cpu", dtype=dtype, block_size=16)
+        options = RuntimeOptions(device=device, dtype=dtype, block_size=16)
         runtime_class = BACKENDS[backend].load()
         assert runtime_class.supports(config, options) == ()
         runtime = runtime_class(config, options)

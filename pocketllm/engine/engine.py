@@ -351,9 +351,10 @@ class Engine:
     def _cancel_group(self, group: list[TokenSequence] | None) -> bool:
         if group is None:
             return False
+        if not group[0].cancelled:
+            self._cancelled.append(group)
         for sequence in group:
             sequence.cancelled = True
-        self._cancelled.append(group)
         self._lock.notify()
         return True
 
@@ -416,7 +417,7 @@ class Engine:
         """Wait until there is a step to do, taking in new sequences and letting cancelled ones go; False at the end."""
         while True:
             with self._lock:
-                while not (self._inbox or self._cancelled or self._closing or any(self._scheduler)):
+                while not (self._inbox or self._cancelled or self._over_now or any(self._scheduler)):
                     self._lock.wait()
                 while self._inbox:
                     self._scheduler.add(self._inbox.popleft())
@@ -426,13 +427,17 @@ class Engine:
                 for sequence in ended:
                     sequence.finish("cancelled")
                 self._retire(ended)
-                over = self._closing or self._error is not None
+                over = self._over_now
                 work = any(self._scheduler)
             _deliver(ended)
             if over:
                 return False
             if work:
                 return True
+
+    @property
+    def _over_now(self) -> bool:
+        return self._closing or self._error is not None
 
     def _step(self) -> None:
         """Schedule, run, sample, commit. A step that fails ends the requests that took part in it, and no others."""

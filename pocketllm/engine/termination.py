@@ -47,7 +47,7 @@ def _first_named(
 ) -> tuple[frozenset[int], str]:
     if "eos_token_id" in options:
         return _ids(options["eos_token_id"], ConfigurationError, "backend option eos_token_id"), "backend_options"
-    if checkpoint.generation_config.get("eos_token_id") is not None:
+    if checkpoint.generation_config.get("eos_token_id") not in (None, []):
         value = checkpoint.generation_config["eos_token_id"]
         return _ids(value, CheckpointError, "generation_config.json: eos_token_id"), "generation_config"
     named = frozenset(config.eos_token_ids) if checkpoint.naming == "hf" else _from_vocabulary(tokenizer)

@@ -20,14 +20,16 @@ class Backend:
         name: as it is asked for.
         module, runtime: where its `Runtime` is; importing it loads the array library.
         requires: the package it needs.
-        extra: the extra of this project that installs the package.
+        extra: the extra of this project that installs the package; None where the project itself does.
+        serves_on: beginning of the names of the devices that it is made for; on others it has to be asked for by name.
     """
 
     name: str
     module: str
     runtime: str
     requires: str
-    extra: str
+    extra: str | None
+    serves_on: str = ""
 
     @property
     def installed(self) -> bool:
@@ -41,8 +43,13 @@ class Backend:
 
 BACKENDS = {
     backend.name: backend
-    for backend in (Backend("torch", "pocketllm.runtimes.torch_runtime", "TorchRuntime", "torch", "torch"),)
+    for backend in (
+        Backend("triton", "pocketllm.runtimes.triton_runtime", "TritonRuntime", "triton", "cuda", serves_on="cuda"),
+        Backend("numba", "pocketllm.runtimes.numba_runtime", "NumbaRuntime", "numba", None),
+        Backend("torch", "pocketllm.runtimes.torch_runtime", "TorchRuntime", "torch", "torch"),
+    )
 }
+"""By name, the fastest first: `auto` takes the first that can run the model on its device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +85,12 @@ def select_backend(name: str, config: ModelConfig, options: RuntimeOptions) -> S
 def _first_that_can(config: ModelConfig, options: RuntimeOptions) -> Selection:
     passed: list[str] = []
     for backend in BACKENDS.values():
+        if not options.device.startswith(backend.serves_on):
+            passed.append(f"{backend.name}: on {options.device} only when asked for by name")
+            continue
         reasons = _lacks(backend, config, options)
         if not reasons:
-            why = "the fastest backend that can run this model here"
+            why = "first in order of preference among those that can run this model here"
             return Selection(backend, why + (f" ({'; '.join(passed)})" if passed else ""))
         passed.append(f"{backend.name}: {', '.join(reasons)}")
     raise UnsupportedFeatureError(f"no backend can run this model: {'; '.join(passed)}")
@@ -88,5 +98,6 @@ def _first_that_can(config: ModelConfig, options: RuntimeOptions) -> Selection:
 
 def _lacks(backend: Backend, config: ModelConfig, options: RuntimeOptions) -> tuple[str, ...]:
     if not backend.installed:
-        return (f"package {backend.requires!r} is not installed (pip install '.[{backend.extra}]' in the source tree)",)
+        what = "." if backend.extra is None else f".[{backend.extra}]"
+        return (f"package {backend.requires!r} is not installed (pip install '{what}' in the source tree)",)
     return backend.load().supports(config, options)

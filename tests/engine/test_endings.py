@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from pocketllm.engine import engine as engine_module
 from pocketllm.engine.engine import Engine, EngineStatistics
+from pocketllm.engine.request import RequestHandle
 from pocketllm.errors import EngineDeadError
 from pocketllm.types import SamplingParams
 from tests.engine.recording import recorded
@@ -102,14 +104,15 @@ def test_an_engine_that_dies_closes_the_runtime(monkeypatch: pytest.MonkeyPatch)
         for handle in handles:
             with pytest.raises(EngineDeadError, match="gone"):
                 handle.result()
-        check_dead(engine)
+        check_dead(engine, handles)
         engine._thread.join(WAIT)
         assert runtime.closed == 1
-        check_dead(engine)
+        check_dead(engine, handles)
     assert runtime.closed == 1
 
 
-def check_dead(engine: Engine) -> None:
+def check_dead(engine: Engine, handles: Iterable[RequestHandle]) -> None:
+    assert not any(handle.cancel() for handle in handles)
     statistics = engine.statistics()
     assert not statistics.alive
     assert (statistics.running, statistics.waiting) == (0, 0)
@@ -135,13 +138,13 @@ def test_a_step_that_hangs_does_not_keep_the_engine_from_closing(monkeypatch: py
             for handle in handles:
                 with pytest.raises(EngineDeadError, match="closed while a step hung"):
                     handle.result()
-            check_dead(engine)
+            check_dead(engine, handles)
         finally:
             gate.set()
         engine._thread.join(WAIT)
         assert not engine._thread.is_alive()
         assert runtime.closed == 1
-        check_dead(engine)
+        check_dead(engine, handles)
 
 
 def test_readings_stay_sound_when_a_step_returns_after_the_engine_was_given_up() -> None:
@@ -156,8 +159,42 @@ def test_readings_stay_sound_when_a_step_returns_after_the_engine_was_given_up()
         for handle in handles:
             with pytest.raises(EngineDeadError, match="has not come back"):
                 handle.result()
-        check_dead(engine)
+        check_dead(engine, handles)
         gate.set()
         engine._thread.join(WAIT)
-        check_dead(engine)
+        check_dead(engine, handles)
+        assert runtime.closed == 1
+
+
+def test_cancelling_twice_ends_each_choice_once() -> None:
+    running, cancelled = threading.Event(), threading.Event()
+
+    def script(context: tuple[int, ...]) -> int:
+        running.set()
+        wait(cancelled)
+        return LETTER
+
+    with recorded(script) as (engine, _):
+        handle = engine.submit([1], SamplingParams(temperature=0.0, n=2, max_tokens=9))
+        wait(running)
+        assert handle.cancel()
+        handle.cancel()
+        cancelled.set()
+        ends = [event.index for event in handle.events() if event.finish_reason is not None]
+    assert ends == [0, 1]
+    assert handle.output().outputs[1].timing is not None
+
+
+def test_the_runtime_is_closed_once_a_step_returns_that_was_given_up() -> None:
+    gate = threading.Event()
+
+    def script(context: tuple[int, ...]) -> int:
+        wait(gate)
+        return LETTER
+
+    with recorded(script, step_timeout=0.2) as (engine, runtime):
+        with pytest.raises(EngineDeadError, match="has not come back"):
+            engine.submit([1], SamplingParams(temperature=0.0, max_tokens=9)).result()
+        gate.set()
+        engine._thread.join(5)
         assert runtime.closed == 1

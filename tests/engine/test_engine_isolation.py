@@ -151,6 +151,30 @@ def test_a_handle_cancels_its_own_request(make_engine) -> None:
     assert two.result().finish_reason == "length"
 
 
+def test_cancelling_ends_only_the_choices_that_still_run(make_engine) -> None:
+    vocabulary = Vocabulary()
+    gate = threading.Event()
+    either = np.full(vocabulary.size, -np.inf, dtype=np.float32)
+    either[[LETTER, vocabulary.end]] = 0.0
+
+    def script(context: tuple[int, ...]) -> int | np.ndarray:
+        if len(context) == 1:
+            return either
+        wait(gate)
+        return LETTER
+
+    engine = make_engine(script, vocabulary)
+    handle = engine.submit([1], SamplingParams(temperature=1.0, seed=3, n=8, max_tokens=900))
+    events = [handle.next_event() for _ in range(8)]
+    assert handle.cancel()
+    gate.set()
+    while not handle.done:
+        events.append(handle.next_event())
+    assert sorted(event.index for event in events if event.finish_reason is not None) == list(range(8))
+    reasons = {output.finish_reason for output in handle.output().outputs}
+    assert reasons == {"stop", "cancelled"}
+
+
 def test_an_id_is_free_and_so_are_the_blocks_once_the_result_is_there(make_engine, quick_switches: None) -> None:
     engine = make_engine(lambda context: LETTER)
     params = SamplingParams(temperature=0.0, max_tokens=1, n=2)

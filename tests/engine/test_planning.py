@@ -64,6 +64,15 @@ def test_every_running_reply_is_in_every_plan(
     assert not list(planner)
 
 
+def test_many_replies_run_beside_each_other() -> None:
+    planner = scheduler(most=40, chunk=8)
+    for arrival in range(40):
+        planner.add(plain(arrival, 4, 50))
+    while planner.waiting:
+        run(planner.plan(), planner)
+    assert [work.tokens for work in planner.plan().work] == [1] * 40
+
+
 def test_a_prompt_that_got_its_chunk_waits_anew() -> None:
     planner = scheduler(most=100)
     long = plain(0, 64, 1)

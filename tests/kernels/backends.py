@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy.typing as npt
 import torch
 
+from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.kernels.contract import Operand
+from pocketllm.kernels.jit.loading_triton import will_load_as
+from pocketllm.kernels.quantized_linear.op_table import QuantizedOpTable
 from pocketllm.kernels.registry import BackendOpTable
 
 
@@ -63,4 +66,36 @@ class TorchBackend:
         return (array.to(torch.float32) if array.is_floating_point() else array).numpy().copy()
 
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (TorchBackend(),)}
+class TritonBackend(TorchBackend):
+    """Through Triton's interpreter unless the environment says otherwise (see `tests/conftest.py`)."""
+
+    name = "triton"
+    device = "cpu" if will_load_as() == "interpreter" else "cuda"
+
+    def table(self, mode: Mode) -> BackendOpTable:
+        return BackendOpTable("triton", device=self.device, dtype=mode.dtype, cache_dtype=mode.cache_dtype)
+
+    def put(self, array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
+        return super().put(array, dtype).to(self.device)
+
+    def get(self, array: torch.Tensor) -> npt.NDArray[Any]:
+        return super().get(array.cpu())
+
+
+class NumbaBackend:
+    name = "numba"
+    modes = (FLOAT32,)
+
+    def table(self, mode: Mode) -> BackendOpTable:
+        return QuantizedOpTable("numba", device="cpu", dtype=mode.dtype, cache_dtype=mode.cache_dtype)
+
+    def put(self, array: npt.NDArray[Any] | QuantTensor, dtype: str) -> Any:
+        if isinstance(array, QuantTensor):
+            return replace(array, data=array.data.copy())
+        return array.astype(dtype)
+
+    def get(self, array: Any) -> Any:
+        return self.put(array, "float32" if isinstance(array, QuantTensor) else array.dtype)
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (TorchBackend(), TritonBackend(), NumbaBackend())}

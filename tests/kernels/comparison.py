@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.kernels.contract import UNIT_ROUNDOFF, Arrays, BoundOp, Case, OpSpec, OpTable
 from pocketllm.kernels.registry import ReferenceOpTable
 from tests.kernels.backends import Backend, Mode
@@ -55,7 +56,9 @@ def in_storage(contract: OpSpec, case: Case, mode: Mode) -> Case:
 
 
 def rounded(array: Array, dtype: str) -> Array:
-    """A copy rounded to `dtype`, half to even; 16-bit formats stay in a float32 array."""
+    """A copy rounded to `dtype`, half to even; 16-bit formats stay in float32, quantised tensors as they are."""
+    if isinstance(array, QuantTensor):
+        return array
     if dtype == "bfloat16":
         bits = array.astype(np.float32).view(np.uint32).astype(np.uint64)
         bits = (bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))) & np.uint64(0xFFFF0000)
@@ -63,6 +66,11 @@ def rounded(array: Array, dtype: str) -> Array:
     if dtype == "float16":
         return array.astype(np.float16).astype(np.float32)
     return array.astype(dtype)
+
+
+def plain(array: Array | QuantTensor) -> Array:
+    """The array itself, or a quantised tensor's bytes."""
+    return array.data if isinstance(array, QuantTensor) else array
 
 
 def expectation(contract: OpSpec, case: Case, mode: Mode) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -96,7 +104,7 @@ def scalars_of(case: Case) -> dict[str, Any]:
 def in_float64(case: Case) -> Case:
     """The case with float64 numbers, on which references round nowhere."""
     weights, arrays = (
-        {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in part.items()}
+        {name: array.astype(np.float64) if plain(array).dtype.kind == "f" else array for name, array in part.items()}
         for part in (case.weights, case.arrays)
     )
     return Case(case.scalars, weights, arrays)
@@ -171,7 +179,7 @@ def run(
         if operands[name].role == "inout":
             results[name] = after
         else:
-            before = {**case.weights, **case.arrays}[name]
+            before, after = plain({**case.weights, **case.arrays}[name]), plain(after)
             assert np.array_equal(before, after, equal_nan=before.dtype.kind == "f"), f"{contract.name} wrote to {name}"
     return results
 

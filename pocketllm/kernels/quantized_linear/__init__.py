@@ -1,0 +1,1 @@
+"""The op quantized_linear; `spec` states its contract."""
