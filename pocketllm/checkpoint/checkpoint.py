@@ -53,7 +53,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the files. Views handed out earlier must no longer be used."""
+        """Give the files up. Views handed out earlier stay valid; a file is unmapped when the last one is gone."""
 
     def __enter__(self) -> Checkpoint:
         return self

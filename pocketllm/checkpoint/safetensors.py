@@ -6,13 +6,17 @@ Hugging Face Hub (`model.safetensors`, or shards named by `model.safetensors.ind
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from pocketllm.checkpoint.checkpoint import TensorInfo
+from pocketllm.checkpoint.json_objects import (
+    MAX_JSON_BYTES,
+    brief,
+    parse_json_object,
+    read_json_object,
+)
 from pocketllm.checkpoint.mapped import MappedCheckpoint, MappedFile, StoredTensor, check_contiguous, list_directory
 from pocketllm.checkpoint.quant import FORMATS
 from pocketllm.checkpoint.sniff import NO_PICKLE, SNIFF_BYTES, describe_content
@@ -24,9 +28,6 @@ WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
-# A header of all 90,000 tensors of the largest mixture of experts takes 12 MB. The bound keeps what a crafted file
-# can cost small: parsed JSON takes up to twenty times its bytes.
-MAX_JSON_BYTES = 32 << 20
 MAX_DIMENSIONS = 32
 MAX_NAME_LENGTH = 1024
 
@@ -66,44 +67,6 @@ class SafetensorsCheckpoint(MappedCheckpoint):
                 f"{directory / CONFIG_NAME}: key 'model_type' is missing or no text, so the model family is unknown"
             )
         self.model_type = model_type
-
-
-def read_json_object(file: MappedFile) -> dict[str, Any]:
-    """Read a JSON object from a file of UTF-8 text.
-
-    The numbers NaN and Infinity are read as Python writes them, and in the spelling ``{"__float__": "Infinity"}`` that
-    transformers uses.
-
-    Raises:
-        CheckpointError: the file is too large, or holds no JSON object, a key twice, or is nested too deep.
-    """
-    if file.size > MAX_JSON_BYTES:
-        raise CheckpointError(f"{file.path}: {file.size} bytes of JSON; more than {MAX_JSON_BYTES} are not read")
-    return _parse_object(file, file.read(0, file.size), "the file")
-
-
-def _parse_object(file: MappedFile, text: bytes, what: str) -> dict[str, Any]:
-    def checked(pairs: list[tuple[str, Any]]) -> Any:
-        members = dict(pairs)
-        if len(members) < len(pairs):
-            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise CheckpointError(f"{file.path}: {what} has the key {_short(twice)!r} twice")
-        if members.keys() == {"__float__"} and members["__float__"] in ("Infinity", "-Infinity", "NaN"):
-            return float(members["__float__"])
-        return members
-
-    try:
-        parsed = json.loads(text.decode(), object_pairs_hook=checked)
-    except CheckpointError:
-        raise
-    except RecursionError:
-        raise CheckpointError(f"{file.path}: {what} is JSON nested too deep to be read") from None
-    except ValueError as error:  # no UTF-8, no JSON, or a number of thousands of digits
-        found = describe_content(file.read(0, SNIFF_BYTES)) if what == "the file" else "it is damaged"
-        raise CheckpointError(f"{file.path}: {what} is no valid JSON ({error}); {found}") from error
-    if not isinstance(parsed, dict):
-        raise CheckpointError(f"{file.path}: {what} holds JSON, but no object {{...}} at its top")
-    return parsed
 
 
 def _open_shards(directory: Path, names: list[str]) -> dict[MappedFile, list[StoredTensor]]:
@@ -183,7 +146,7 @@ def _read_header(file: MappedFile) -> list[StoredTensor]:
             f"{file.path}: the file ends at byte {file.size}, but its header needs bytes up to {start}: "
             "its download is incomplete, or its header is damaged"
         )
-    header = _parse_object(file, file.read(8, start), "its header")
+    header = parse_json_object(file, file.read(8, start), "its header")
     tensors = [_place(file, name, entry, start) for name, entry in header.items() if name != "__metadata__"]
     end = check_contiguous(file, tensors, start, alignment=1)
     if end != file.size:
@@ -193,7 +156,7 @@ def _read_header(file: MappedFile) -> list[StoredTensor]:
 
 def _place(file: MappedFile, name: str, entry: Any, start: int) -> StoredTensor:
     """Check one tensor's entry in a header, in exact integers."""
-    what = f"{file.path}: tensor {_short(name)!r}"
+    what = f"{file.path}: tensor {brief(name)!r}"
     if len(name) > MAX_NAME_LENGTH:
         raise CheckpointError(f"{what} has a name of {len(name)} letters: the file is damaged")
     try:
@@ -204,18 +167,18 @@ def _place(file: MappedFile, name: str, entry: Any, start: int) -> StoredTensor:
         ) from None
     if dtype not in DTYPES:
         raise CheckpointError(
-            f"{what} is of dtype {_short(dtype)!r}, which is not supported. Supported: {', '.join(DTYPES)}"
+            f"{what} is of dtype {brief(dtype)!r}, which is not supported. Supported: {', '.join(DTYPES)}"
         )
     sizes = (*shape, begin, end) if isinstance(shape, list) else (None,)
     if not all(type(size) is int and size >= 0 for size in sizes) or len(shape) > MAX_DIMENSIONS:
         raise CheckpointError(
-            f"{what} has the shape {_short(shape)} and data_offsets {_short([begin, end])}; both must be lists of "
+            f"{what} has the shape {brief(shape)} and data_offsets {brief([begin, end])}; both must be lists of "
             f"integers from 0 on, and the shape of at most {MAX_DIMENSIONS}: the file is damaged"
         )
     nbytes = math.prod(shape) * FORMATS[dtype].block_bytes
     if end - begin != nbytes or any(size >= 1 << 48 for size in shape):
         raise CheckpointError(
-            f"{what} ({dtype}, shape {_short(shape)}) does not fill its data_offsets {_short([begin, end])}: "
+            f"{what} ({dtype}, shape {brief(shape)}) does not fill its data_offsets {brief([begin, end])}: "
             "the file is damaged"
         )
     if start + end > file.size:
@@ -224,9 +187,3 @@ def _place(file: MappedFile, name: str, entry: Any, start: int) -> StoredTensor:
             "its download is incomplete, or its header is damaged"
         )
     return StoredTensor(TensorInfo(name, tuple(shape), dtype, nbytes), file, start + begin)
-
-
-def _short(value: Any) -> str:
-    """A value from a damaged header, cut to what fits a message."""
-    text = str(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -28,7 +28,7 @@ from pocketllm.checkpoint.template_sandbox import (
     TemplateEnvironment,
     ToolArguments,
 )
-from pocketllm.checkpoint.tokenizer import Tokenizer, read_json_object
+from pocketllm.checkpoint.tokenizer import Tokenizer, optional_json_object
 from pocketllm.errors import CheckpointError, InvalidRequestError, TemplateError
 
 # What `ChatTemplate.render` gives to a template by arguments of its own.
@@ -337,7 +337,7 @@ def find_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate 
 
 
 def _hf_templates(directory: Path) -> dict[str, str]:
-    declared = read_json_object(directory / "tokenizer_config.json").get("chat_template")
+    declared = optional_json_object(directory / "tokenizer_config.json").get("chat_template")
     if isinstance(declared, list):
         try:
             declared = {entry["name"]: entry["template"] for entry in declared}

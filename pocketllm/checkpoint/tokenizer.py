@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import threading
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -15,6 +14,8 @@ import tokenizers
 from pocketllm.checkpoint.checkpoint import Checkpoint
 from pocketllm.checkpoint.fill_in_middle import FillInMiddle, spelled_tokens
 from pocketllm.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from pocketllm.checkpoint.json_objects import read_json_object
+from pocketllm.checkpoint.mapped import MappedFile
 from pocketllm.checkpoint.special_tokens import (
     InertEncoder,
     RenderedPrompt,
@@ -105,8 +106,8 @@ class Tokenizer:
                 "tokenizer with `AutoTokenizer.from_pretrained(...).save_pretrained(...)` to get it."
             )
         config = {
-            **read_json_object(path / "special_tokens_map.json"),
-            **read_json_object(path / "tokenizer_config.json"),
+            **optional_json_object(path / "special_tokens_map.json"),
+            **optional_json_object(path / "tokenizer_config.json"),
         }
         variables = {key: text for key in _ROLE_KEYS if (text := _token_text(config.get(key))) is not None}
         backend = _parse_backend(file)
@@ -308,17 +309,9 @@ def _load(checkpoint: Checkpoint) -> Tokenizer:
     return Tokenizer.from_directory(checkpoint.path, model_vocab_size=sizes[0] if sizes else 0)
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
+def optional_json_object(file: Path) -> dict[str, Any]:
     """The object in a JSON file, {} where there is no file; CheckpointError when it is damaged."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} should hold a JSON object, but holds a {type(value).__name__}.")
-    return value
+    return read_json_object(MappedFile(file)) if file.is_file() else {}
 
 
 def _parse_backend(file: Path) -> tokenizers.Tokenizer:

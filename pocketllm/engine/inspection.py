@@ -14,7 +14,7 @@ from pocketllm.checkpoint.checkpoint import Checkpoint, TensorInfo
 from pocketllm.checkpoint.opening import open_checkpoint
 from pocketllm.checkpoint.store import ModelStore, served_model_id
 from pocketllm.checkpoint.template import ChatTemplate, find_template
-from pocketllm.checkpoint.tokenizer import Tokenizer, load_tokenizer, read_json_object
+from pocketllm.checkpoint.tokenizer import Tokenizer, load_tokenizer, optional_json_object
 from pocketllm.config import BACKENDS, EngineArgs
 from pocketllm.engine.loading import runtime_options
 from pocketllm.engine.prompts import FALLBACK_TEMPLATE
@@ -219,7 +219,7 @@ def _tokenizer_kind(checkpoint: Checkpoint) -> str:
     if checkpoint.naming == "gguf":
         keys = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
         return ", ".join(str(checkpoint.config[key]) for key in keys if key in checkpoint.config)
-    return str(read_json_object(checkpoint.path / "tokenizer.json")["model"].get("type", "not named"))
+    return str(optional_json_object(checkpoint.path / "tokenizer.json")["model"].get("type", "not named"))
 
 
 def _template_facts(template: ChatTemplate | None) -> TemplateFacts:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pocketllm.checkpoint import safetensors as reader
+from pocketllm.checkpoint import json_objects
 from pocketllm.checkpoint.quant import dequantize, integers
 from pocketllm.checkpoint.safetensors import SafetensorsCheckpoint
 from pocketllm.errors import CheckpointError
@@ -183,7 +183,7 @@ def test_an_absent_directory_is_named(tmp_path: Path) -> None:
         (b'{"a": ' + b"[" * 100_000, "nested too deep"),
         (b'{"a":' * 100_000, "nested too deep"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "no valid JSON"),
-        (b'{"model_type": "llama", "a": ' + b" " * reader.MAX_JSON_BYTES + b"1}", "bytes of JSON"),
+        (b'{"model_type": "llama", "a": ' + b" " * json_objects.MAX_JSON_BYTES + b"1}", "bytes of JSON"),
     ],
 )
 def test_damaged_json_is_refused(tmp_path: Path, name: str, text: bytes, found: str) -> None:

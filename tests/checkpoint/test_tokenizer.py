@@ -256,8 +256,8 @@ def test_tokens_that_only_the_configuration_lists_are_added(tmp_path: Path) -> N
     [
         ("tokenizer.json", "{", "tokenizer.json"),
         ("tokenizer.json", json.dumps({"model": {"type": "Nope"}}), "tokenizer.json"),
-        ("tokenizer_config.json", "[1]", "should hold a JSON object"),
-        ("tokenizer_config.json", "{", "not valid JSON"),
+        ("tokenizer_config.json", "[1]", "holds JSON, but no object"),
+        ("tokenizer_config.json", "{", "no valid JSON"),
         ("tokenizer_config.json", '{"add_bos_token": 1}', "add_bos_token"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 3}}', "added_tokens_decoder"),
     ],
