@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -57,12 +58,15 @@ class AsyncLLM:
         async with self._starting:
             if self._calls is not None or self._closed:
                 return
-            loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+            loading = _Loading(self._load)
             try:
-                engine = await asyncio.shield(loading)
+                engine = await asyncio.to_thread(loading.run)
             except asyncio.CancelledError:
-                loading.add_done_callback(_close_orphan)
+                loading.abandon()
                 raise
+            if self._closed:
+                await asyncio.to_thread(engine.close)
+                return
             self._calls = Calls(engine)
             weakref.finalize(self, engine.close)  # for one that is forgotten without being closed
 
@@ -171,9 +175,10 @@ class AsyncLLM:
         )
 
     async def close(self) -> None:
-        """Cancel what runs and give the memory back. Closing twice does nothing."""
+        """Cancel what runs and give the memory back. Closing twice does nothing; a load that runs is waited for."""
         self._closed = True
-        calls, self._calls = self._calls, None
+        async with self._starting:
+            calls, self._calls = self._calls, None
         if calls is not None:
             await asyncio.to_thread(calls.engine.close)
 
@@ -208,9 +213,32 @@ def _load(args: EngineArgs, progress: bool | None) -> Engine:
         return load_engine(args, bar)
 
 
-def _close_orphan(loading: asyncio.Future[Engine]) -> None:
-    if not loading.cancelled() and loading.exception() is None:
-        loading.result().close()
+class _Loading:
+    """A load in a worker thread that may be given up while it runs; the thread itself closes what nobody wants."""
+
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._engine: Engine | None = None
+
+    def run(self) -> Engine:
+        """Load; an engine that was abandoned meanwhile is closed before it is returned."""
+        engine = self._load()
+        with self._lock:
+            self._engine = engine
+            abandoned = self._abandoned
+        if abandoned:
+            engine.close()
+        return engine
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        with self._lock:
+            self._abandoned = True
+            engine = self._engine
+        if engine is not None:
+            threading.Thread(target=engine.close, name="pocketllm-closing").start()
 
 
 async def _events(call: Call) -> AsyncGenerator[TokenEvent, None]:

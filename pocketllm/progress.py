@@ -48,7 +48,9 @@ class LoadingBar(_Bar):
             return
         if self._bar is None:
             self._bar = tqdm(total=total, leave=False)
-        self._bar.set_description(what)
+        if self._bar.desc != f"{what}: ":
+            self._bar.reset(total)
+            self._bar.set_description(what)
         self._bar.update(done - self._bar.n)
 
 

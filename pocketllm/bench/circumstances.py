@@ -23,7 +23,7 @@ class Circumstances:
 
     def as_dict(self) -> dict[str, str]:
         """Everything as text. Child processes must have ended, or their time counts as that of others."""
-        found = {"machine": f"{_processor()}, {usable_cores()} cores", "system": platform.platform()}
+        found = {"machine": f"{_processor()}, {usable_cores()} cores", "system": f"{platform.system()} {platform.machine()}"}
         found["python"] = platform.python_version()
         for package in PACKAGES:
             try:

@@ -61,7 +61,7 @@ def _run(race: Race, meter: Remote, skipped: dict[str, str]) -> list[dict[str, f
     readings = []
     try:
         skipped |= race.start()
-        for round_number in range(race.work.repeat):
+        for round_number in race.rounds():
             readings.append(meter.call("measure"))
             race.run(round_number)
         race.close()

@@ -28,7 +28,7 @@ def run(given: argparse.Namespace) -> int:
     race = Race(given.backend, path, work, threads=given.threads, device=given.device)
     try:
         race.start()
-        for round_number in range(work.repeat):
+        for round_number in race.rounds():
             race.run(round_number)
         race.close()
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tqdm.auto import tqdm
 
 from pocketllm.bench import arguments, prompts, report
 from pocketllm.bench.circumstances import Circumstances
@@ -83,7 +84,7 @@ def _figures(names: Sequence[str], setup: Setup, windows: Sequence[Sequence[int]
     with ExitStack() as running:
         reference = running.enter_context(start(REFERENCE, setup))
         contenders = {name: running.enter_context(start(name, setup)) for name in names}
-        for window in windows:
+        for window in tqdm(windows, desc="windows", leave=False, disable=None):
             expected = reference.call("log_probabilities", window)
             for name, contender in contenders.items():
                 measured[name].add(expected, contender.call("log_probabilities", window))

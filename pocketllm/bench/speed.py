@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from tqdm.auto import tqdm
 
 from pocketllm.bench import prompts
 from pocketllm.bench.contenders import registry
@@ -165,6 +167,10 @@ class Race:
         remote.call("prefill", self._warm_up)
         for count in self.work.sequences:
             remote.call("decode", self.contexts[:count], 4)
+
+    def rounds(self) -> Iterator[int]:
+        """The numbers of the rounds, with a bar on a terminal."""
+        yield from tqdm(range(self.work.repeat), desc="rounds", unit="round", leave=False, disable=None)
 
     def run(self, round_number: int) -> None:
         """Measure everything once; each round begins with another contender."""

@@ -19,7 +19,7 @@ from pocketllm.engine.arguments import (
 )
 from pocketllm.engine.engine import Engine
 from pocketllm.engine.request import RequestHandle
-from pocketllm.errors import InvalidRequestError, QueueFullError
+from pocketllm.errors import EngineError, InvalidRequestError, QueueFullError
 from pocketllm.types import Message, RequestOutput, SamplingParams, ScoreOutput, TokenEvent
 
 LEAD = 2
@@ -130,7 +130,7 @@ class Call:
         """End every prompt at the next step, those that are not submitted yet too; False when all have ended."""
         self._cancelled = True
         waits = len(self.handles) < len(self._jobs)
-        running = [self._engine.cancel(job.request_id) for job in self._jobs if job.request_id is not None]
+        running = [handle.cancel() for handle in tuple(self.handles)]
         return waits or any(running)
 
     def outputs(self) -> list[RequestOutput]:
@@ -138,10 +138,12 @@ class Call:
         return [handle.output() for handle in self.handles]
 
     def scores(self) -> list[ScoreOutput]:
-        """One score for each prompt, in their order."""
+        """One score for each prompt, in their order; EngineError when one was cancelled: half a score says nothing."""
         return [self._score(output) for output in self.outputs()]
 
     def _score(self, output: RequestOutput) -> ScoreOutput:
+        if output.finish_reason == "cancelled":
+            raise EngineError(f"request {output.request_id} was cancelled before its whole prompt was scored")
         tokens = tuple(map(self._engine.tokenizer.token_bytes, output.prompt_token_ids))
         return ScoreOutput(output.request_id, output.prompt_token_ids, tokens, output.prompt_logprobs or ())
 

@@ -198,11 +198,16 @@ class Engine:
 
     def _check_size(self, *texts: object) -> None:
         """Refuse texts that cannot fit before time is spent on them. Normalisation shrinks a text by less than four."""
+        window = self.capabilities.max_model_len
         for text in texts:
-            if isinstance(text, str):
-                least = len(text) // (4 * self.tokenizer.longest_token)
-                if least > self.capabilities.max_model_len:
-                    self._reply_budget(least, None)
+            if isinstance(text, str) and len(text) // (4 * self.tokenizer.longest_token) > window:
+                raise InvalidRequestError(
+                    f"This server's maximum context length is {window} tokens; a text of {len(text)} characters has "
+                    "more, whatever they are: shorten it",
+                    param="prompt",
+                    code="context_length_exceeded",
+                    details={"n_ctx": window},
+                )
 
     def submit(
         self,
@@ -322,7 +327,7 @@ class Engine:
                     param="request_id",
                     code="request_id_active",
                 )
-            if self._waiting_requests() >= self._max_queue:
+            if self._waiting_choices() >= self._max_queue:
                 raise QueueFullError(f"{self._max_queue} requests wait already, as many as may: try later")
             self._active[handle.request_id] = sequences
             self._inbox.extend(sequences)
@@ -330,12 +335,11 @@ class Engine:
             self._prompt_tokens_total += len(handle.prompt_token_ids)
             self._lock.notify()
 
-    def _waiting_requests(self) -> int:
-        """Requests for which the next step has no place."""
-        groups = [group for group in self._active.values() if not group[0].cancelled]
-        running = sum(1 for group in groups for sequence in group if sequence.blocks)
-        waiting = sum(1 for group in groups if not any(sequence.blocks for sequence in group))
-        return waiting - max(self.capabilities.max_sequences - running, 0)
+    def _waiting_choices(self) -> int:
+        """Choices for which the next step has no place."""
+        choices = [s for group in self._active.values() for s in group if not (s.cancelled or s.finished)]
+        running = sum(1 for sequence in choices if sequence.blocks)
+        return len(choices) - max(self.capabilities.max_sequences, running)
 
     def cancel(self, request_id: str) -> bool:
         """End a request at the next step, every choice of it; False when no such request is active."""
