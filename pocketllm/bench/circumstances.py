@@ -9,9 +9,14 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGES = ("pocketllm", "numpy", "torch", "numba", "triton", "transformers", "llama-cpp-python")
+
+OTHERS = "CPU time of other processes"
+QUIET = 0.05
+"""The share of all cores that others may take before figures of speed are not to be trusted."""
 
 
 class Circumstances:
@@ -23,7 +28,10 @@ class Circumstances:
 
     def as_dict(self) -> dict[str, str]:
         """Everything as text. Child processes must have ended, or their time counts as that of others."""
-        found = {"machine": f"{_processor()}, {usable_cores()} cores", "system": f"{platform.system()} {platform.machine()}"}
+        found = {
+            "machine": f"{_processor()}, {usable_cores()} cores",
+            "system": f"{platform.system()} {platform.machine()}",
+        }
         found["python"] = platform.python_version()
         for package in PACKAGES:
             try:
@@ -36,7 +44,7 @@ class Circumstances:
             "command": shlex.join(["python", "-m", "pocketllm.bench", *map(_unrooted, sys.argv[1:])]),
             "time": self._began.isoformat(timespec="seconds"),
             "seconds": f"{(now - self._began).total_seconds():.0f}",
-            "CPU time of other processes": self._others(now),
+            OTHERS: self._others(now),
         }
 
     def _others(self, now: datetime.datetime) -> str:
@@ -46,6 +54,14 @@ class Circumstances:
         available = (now - self._began).total_seconds() * (os.cpu_count() or 1)
         others = busy - self._busy - (_own_seconds() - self._own)
         return f"{max(others, 0) / available:.0%}"
+
+
+def unrest(circumstances: Mapping[str, str]) -> str:
+    """A warning for a record that was made while others were at work; "" when the machine was quiet."""
+    share = circumstances[OTHERS]
+    if not share.endswith("%") or float(share[:-1]) <= QUIET * 100:
+        return ""
+    return f"**Not a quiet machine: other processes took {share} of its cores. Do not trust these speeds.**"
 
 
 def usable_cores() -> int:

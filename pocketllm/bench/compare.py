@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pocketllm.bench import agreement, arguments, limits, report
-from pocketllm.bench.circumstances import Circumstances
+from pocketllm.bench.circumstances import Circumstances, unrest
 from pocketllm.bench.contenders.registry import PEERS, start
 from pocketllm.bench.generate import circumstances_section, repeats, speeds
 from pocketllm.bench.process import Remote
@@ -95,6 +95,7 @@ def markdown(record: report.Record) -> str:
     """The record as a page."""
     return report.page(
         f"{record['checkpoint']['name']} beside other engines",
+        unrest(record["circumstances"]),
         speeds(record),
         "Tokens a second, medians; decode N is N sequences at once. " + repeats(record),
         "## Limits",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pocketllm.bench import arguments, report
-from pocketllm.bench.circumstances import Circumstances
+from pocketllm.bench.circumstances import Circumstances, unrest
 from pocketllm.bench.speed import QUICK, Race, Work
 
 NAME = "generate"
@@ -49,6 +49,7 @@ def markdown(record: report.Record) -> str:
     """The record as a page."""
     return report.page(
         f"Speed of {record['checkpoint']['name']}",
+        unrest(record["circumstances"]),
         speeds(record),
         "Tokens a second, medians. " + repeats(record),
         *circumstances_section(record),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pocketllm.bench import arguments, prompts, report
-from pocketllm.bench.circumstances import Circumstances
+from pocketllm.bench.circumstances import Circumstances, unrest
 from pocketllm.bench.server_process import loopback_address, model_id, served
 from pocketllm.bench.streams import Client, Stream
 from pocketllm.errors import ConfigurationError
@@ -22,6 +22,7 @@ HELP = "An HTTP server with many streams: latency, throughput, and texts that di
 
 MOST_STREAMS, MOST_TOKENS, MOST_REPEATS, MOST_SECONDS = 256, 1024, 20, 3600
 PROMPT_CHARACTERS = 160
+GIVEN_URL = "given by --url"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
     _check_bounds(given)
     circumstances = Circumstances()
     figures = {}
-    for name in ["given by --url"] if given.url else given.backend:
+    for name in [GIVEN_URL] if given.url else given.backend:
         with _server(given, name) as address:
             client = Client(address, model_id(address), given.tokens, time.monotonic() + given.seconds)
             figures[name] = measure(client, _prompts(given.streams), given.repeat)
@@ -144,6 +145,7 @@ def markdown(record: report.Record) -> str:
     ]
     return report.page(
         f"{record['model']} served to {work['streams']} streams",
+        "" if GIVEN_URL in record["servers"] else unrest(record["circumstances"]),
         report.table(header, rows),
         f"Greedy completions of {work['tokens']} tokens over HTTP, all streams at once, {work['repeat']} times. "
         "Throughput counts from the first request to the last piece; a text differs where it is not the one that the "

@@ -337,12 +337,15 @@ class Engine:
 
     def _waiting_choices(self) -> int:
         """Choices for which the next step has no place."""
-        choices = [s for group in self._active.values() for s in group if not (s.cancelled or s.finished)]
+        choices = [s for group in self._active.values() for s in group if not s.finished]
         running = sum(1 for sequence in choices if sequence.blocks)
         return len(choices) - max(self.capabilities.max_sequences, running)
 
     def cancel(self, request_id: str) -> bool:
-        """End a request at the next step, every choice of it; False when no such request is active."""
+        """End a request at the next step, every choice of it; False when no such request is active.
+
+        Its id is free at once.
+        """
         with self._lock:
             return self._cancel_group(self._active.get(request_id))
 
@@ -355,17 +358,19 @@ class Engine:
     def _cancel_group(self, group: list[TokenSequence] | None) -> bool:
         if group is None:
             return False
-        if not group[0].cancelled:
-            self._cancelled.append(group)
-        for sequence in group:
-            sequence.cancelled = True
+        del self._active[group[0].handle.request_id]
+        self._cancelled.append(group)
         self._lock.notify()
         return True
+
+    def _groups(self) -> list[list[TokenSequence]]:
+        """The choices of every request whose reader still waits for an end."""
+        return [*self._active.values(), *self._cancelled]
 
     def statistics(self) -> EngineStatistics:
         """A reading of the engine, from any thread."""
         with self._lock:
-            unfinished = [s for group in self._active.values() for s in group if not s.finished]
+            unfinished = [s for group in self._groups() for s in group if not s.finished]
             running = sum(1 for sequence in unfinished if sequence.blocks)
             return EngineStatistics(
                 alive=self._error is None and not self._closing,
@@ -425,7 +430,7 @@ class Engine:
                     self._lock.wait()
                 while self._inbox:
                     self._scheduler.add(self._inbox.popleft())
-                groups = [*self._active.values()] if self._closing else self._cancelled
+                groups = self._groups() if self._closing else self._cancelled
                 ended = [sequence for group in groups for sequence in group if not sequence.finished]
                 self._cancelled = []
                 for sequence in ended:
@@ -480,7 +485,7 @@ class Engine:
         """Retire what the step ended, then tell the readers: who has read a last event finds the blocks free."""
         touched = [work.sequence for work in plan.work]
         with self._lock:
-            failed = [group for group in self._active.values() if group[0].handle in failures]
+            failed = [group for group in self._groups() if group[0].handle in failures]
             for sequence in (sequence for group in failed for sequence in group if not sequence.finished):
                 sequence.abort()
                 touched.append(sequence)
@@ -506,15 +511,15 @@ class Engine:
         ended = {sequence for sequence in touched if sequence.finished}
         self._scheduler.drop(ended)
         for request_id in {sequence.handle.request_id for sequence in ended}:
-            group = self._active.get(request_id, [])
-            if all(sequence.finished for sequence in group):
+            if all(sequence.finished for sequence in self._active.get(request_id, ())):
                 self._active.pop(request_id, None)
 
     def _die(self, reason: str) -> None:
         with self._lock:
             self._error = self._error or reason
-            groups = list(self._active.values())
+            groups = self._groups()
             self._active.clear()
+            self._cancelled.clear()
             for sequence in (sequence for group in groups for sequence in group):
                 sequence.abort()
             self._lock.notify()

@@ -58,7 +58,6 @@ class Sequence:
         computed: tokens whose keys and values are in the cache.
         blocks: its KV blocks, in order.
         passed_over: prefill chunks that went to others while it waited.
-        cancelled: its reader wants no more.
         counts: how often the reply has each token.
     """
 
@@ -78,7 +77,6 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     passed_over: int = 0
-    cancelled: bool = False
     counts: Counter[int] = field(default_factory=Counter)
     _finished: bool = False
     _news: list[TokenEvent] = field(default_factory=list)

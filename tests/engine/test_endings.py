@@ -198,3 +198,20 @@ def test_the_runtime_is_closed_once_a_step_returns_that_was_given_up() -> None:
         gate.set()
         engine._thread.join(5)
         assert runtime.closed == 1
+
+
+def test_the_id_of_a_cancelled_request_is_free_at_once() -> None:
+    gate = threading.Event()
+
+    def script(context: tuple[int, ...]) -> int:
+        wait(gate)
+        return LETTER
+
+    with recorded(script) as (engine, _):
+        first = engine.submit([1], GREEDY, request_id="x")
+        assert first.cancel()
+        second = engine.submit([1], GREEDY, request_id="x")
+        assert not first.cancel()
+        gate.set()
+        assert first.result().finish_reason == "cancelled"
+        assert second.result().finish_reason == "length"

@@ -275,8 +275,13 @@ def test_stops_are_one_or_several(stop: Any, strings: tuple[str, ...]) -> None:
 
 
 def test_bias_keys_become_token_ids() -> None:
-    fields = validated(CompletionRequest, {"prompt": "x", "logit_bias": {"5": -100, "07": 1.5}})
-    assert fields.sampling_params().logit_bias == {5: -100.0, 7: 1.5}
+    fields = validated(CompletionRequest, {"prompt": "x", "logit_bias": {"5": -100, "0": 1.5}})
+    assert fields.sampling_params().logit_bias == {5: -100.0, 0: 1.5}
+
+
+def test_two_keys_cannot_mean_one_token() -> None:
+    with pytest.raises(InvalidRequestError, match="unlike '05'"):
+        validated(CompletionRequest, {"prompt": "x", "logit_bias": {"5": -100, "05": 1.5}})
 
 
 def test_messages_reach_the_template_whole() -> None:

@@ -93,7 +93,7 @@ class CompletionRequest(GenerationFields, NotServedCompletionFields):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        if self.max_tokens == 0 and not self.echo:
+        if self.max_tokens == 0 and self.max_completion_tokens is None and not self.echo:
             raise InvalidRequestError(
                 '"max_tokens" = 0 is not allowed: give a whole number of at least 1, or 0 together with "echo".',
                 param="max_tokens",

@@ -49,7 +49,7 @@ class ConversationFields(RequestObject):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None,
         AfterValidator(_free_names),
-        Field(description="Further variables for the template."),
+        Field(description="Further variables for the template; those that it does not read change nothing."),
         Default("none"),
     ] = None
 

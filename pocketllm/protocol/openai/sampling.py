@@ -28,8 +28,9 @@ def _biases(value: Any) -> Any:
         raise ValueError(f"an object from token id to a number from {-BIAS_LIMIT} to {BIAS_LIMIT}")
     biases: dict[int, float] = {}
     for key, bias in value.items():
-        # int() would also take signs, white space, underscores and the digits of other scripts.
-        if not (key.isascii() and key.isdigit() and len(key) < 20):
+        # int() would also take signs, white space, underscores and the digits of other scripts; a zero in front would
+        # let two keys mean one token.
+        if not (key.isascii() and key.isdigit() and len(key) < 20 and (key == "0" or key[0] != "0")):
             raise ValueError(f"an object whose keys are token ids, whole numbers of at least 0, unlike {key[:20]!r}")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) > BIAS_LIMIT:
             raise ValueError(f"a number from {-BIAS_LIMIT} to {BIAS_LIMIT} for each token id, also for {key}")
