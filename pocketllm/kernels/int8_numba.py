@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 
 from pocketllm.kernels.jit.toolchain_numba import has_features, intrinsic

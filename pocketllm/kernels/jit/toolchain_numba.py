@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import llvmlite  # type: ignore[import-untyped]
-import llvmlite.binding  # type: ignore[import-untyped]
+import llvmlite
+import llvmlite.binding
 import numba
 import numba.core.config
 import numba.extending
