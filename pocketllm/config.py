@@ -40,9 +40,11 @@ class EngineArgs:
         decode_share: share of each prefill chunk's time that running replies get, 0 to 1.
         block_size: tokens of one KV block.
         kv_cache_mib: memory of the KV cache; None takes what is free less a reserve.
+        prefix_cache: whether prompts that begin alike are computed once.
         threads: CPU threads, to `MOST_THREADS`; None leaves the backend's default.
         step_timeout: seconds after which a step that does not come back makes the engine give up.
         backend_options: further options of the backend; ``eos_token_id`` overrides the end-of-sequence ids.
+        kernels: implementations of a user's own by op, see `pocketllm.kernels.overriding`.
     """
 
     model: str = DEFAULT_MODEL
@@ -56,9 +58,11 @@ class EngineArgs:
     decode_share: float = 0.25
     block_size: int = 16
     kv_cache_mib: int | None = None
+    prefix_cache: bool = True
     threads: int | None = None
     step_timeout: float = 300.0
     backend_options: Mapping[str, Any] = field(default_factory=dict)
+    kernels: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _one_of("backend", self.backend, ("auto", *BACKENDS))
@@ -76,6 +80,8 @@ class EngineArgs:
         ):
             optional = name in ("max_model_len", "kv_cache_mib", "threads")
             _whole(name, getattr(self, name), least, most, optional=optional)
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigurationError(f"prefix_cache is {self.prefix_cache!r}: give True or False")
         if isinstance(self.decode_share, bool) or not isinstance(self.decode_share, int | float):
             raise ConfigurationError(f"decode_share is {self.decode_share!r}: give a number from 0 to 1")
         if not 0 <= self.decode_share <= 1:
@@ -87,11 +93,11 @@ class EngineArgs:
             object.__setattr__(self, "model", os.fspath(self.model))
         if not isinstance(self.model, str) or not self.model:
             raise ConfigurationError(f"model is {self.model!r}: give a name, a path or a Hugging Face id")
-        if not isinstance(self.backend_options, Mapping):
-            raise ConfigurationError(
-                f"backend_options is {self.backend_options!r}: give a mapping from option to value"
-            )
-        object.__setattr__(self, "backend_options", dict(self.backend_options))
+        for name, form in (("backend_options", "option to value"), ("kernels", "op to implementation")):
+            mapping = getattr(self, name)
+            if not isinstance(mapping, Mapping):
+                raise ConfigurationError(f"{name} is {mapping!r}: give a mapping from {form}")
+            object.__setattr__(self, name, dict(mapping))
 
     @classmethod
     def from_env(cls, **arguments: Any) -> EngineArgs:

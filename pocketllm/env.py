@@ -24,16 +24,18 @@ class Kind:
         placeholder: stands for the value in help texts.
         parse: from text to value; ValueError says what to give.
         types: what a value may be; booleans are no numbers.
+        show: from value to text.
     """
 
     noun: str
     placeholder: str
     parse: Callable[[str], Any]
     types: tuple[type, ...]
+    show: Callable[[Any], str] = str
 
     def checked(self, value: Any) -> Any:
         """A value that arrived as a value; ValueError when it has another type."""
-        if isinstance(value, bool) or not isinstance(value, self.types):
+        if isinstance(value, bool) is not (bool in self.types) or not isinstance(value, self.types):
             raise ValueError(f"give {self.noun}")
         if isinstance(value, list):
             if not all(isinstance(item, str) for item in value):
@@ -110,6 +112,12 @@ def _number(text: str) -> float:
         raise ValueError("give a number") from None
 
 
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError("give on or off")
+    return text == "on"
+
+
 def _texts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
@@ -117,6 +125,7 @@ def _texts(text: str) -> tuple[str, ...]:
 TEXT = Kind("text", "TEXT", str, (str,))
 WHOLE = Kind("a whole number", "N", _whole, (int,))
 NUMBER = Kind("a number", "X", _number, (int, float))
+SWITCH = Kind("true or false", "on|off", _switch, (bool,), lambda value: "on" if value else "off")
 TEXTS = Kind("text, or a list of texts", "TEXT[,TEXT]", _texts, (str, list))
 
 
@@ -173,6 +182,7 @@ PREFILL_CHUNK = _setting("PREFILL_CHUNK", WHOLE, "Most prompt tokens that one st
 DECODE_SHARE = _setting("DECODE_SHARE", NUMBER, "Share of each prefill chunk's time for running replies, 0 to 1.")
 BLOCK_SIZE = _setting("BLOCK_SIZE", WHOLE, "Tokens of one KV block.")
 KV_CACHE_MIB = _setting("KV_CACHE_MIB", WHOLE, "Memory of the KV cache in MiB; otherwise what is free less a reserve.")
+PREFIX_CACHE = _setting("PREFIX_CACHE", SWITCH, "Whether prompts that begin alike are computed once: on or off.")
 THREADS = _setting("THREADS", WHOLE, "CPU threads; otherwise the backend's own choice.")
 STEP_TIMEOUT = _setting("STEP_TIMEOUT", NUMBER, "Seconds after which a step that hangs makes the engine give up.")
 HOST = _setting("HOST", TEXT, "Address to listen on.")
@@ -195,6 +205,7 @@ ENGINE_SETTINGS = {
     "decode_share": DECODE_SHARE,
     "block_size": BLOCK_SIZE,
     "kv_cache_mib": KV_CACHE_MIB,
+    "prefix_cache": PREFIX_CACHE,
     "threads": THREADS,
     "step_timeout": STEP_TIMEOUT,
 }

@@ -110,6 +110,7 @@ class SamplingParams:
         min_tokens: no end-of-sequence id (nor one of `stop_token_ids`) is drawn before the reply has this many tokens.
         logprobs: 0 to 20: report the log probability of each token of the reply, and of so many of the likeliest
             beside it; None reports nothing.
+        cache_prompt: take what the prefix cache has of the prompt and leave there what is computed; False does neither.
 
     Raises:
         ValueError: a field is outside its range; the message names field, value and range.
@@ -132,6 +133,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    cache_prompt: bool = True
 
     def __post_init__(self) -> None:
         for declared in fields(self):
@@ -402,6 +404,7 @@ class Capabilities:
         max_model_len: the context window of one request, prompt and reply together.
         chunked_prefill: a long prompt is computed in pieces beside running replies.
         paged_kv: keys and values lie in blocks that sequences take and give back.
+        prefix_cache: prompts that begin like earlier ones are computed from where they part.
         batch_invariant: None when the same request gives the same bits whatever runs beside it, else why not.
         details: further facts, such as ``eos_source``.
     """
@@ -415,6 +418,7 @@ class Capabilities:
     max_model_len: int
     chunked_prefill: bool
     paged_kv: bool
+    prefix_cache: bool
     batch_invariant: str | None
     details: Mapping[str, Any] = field(default_factory=dict)
 

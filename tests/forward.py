@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketllm.checkpoint.opening import open_checkpoint
+from pocketllm.kernels import bfloat16
 from pocketllm.models.family import family
 from pocketllm.runtimes.base import Batch, Runtime, RuntimeOptions
 from pocketllm.runtimes.registry import BACKENDS
@@ -33,7 +34,10 @@ def load_runtime(
 
 
 def chunk_batch(pieces: Sequence[tuple[Sequence[int], int, Sequence[int]]], rope_length: int = 4096) -> Batch:
-    """A batch of (new tokens, tokens already in the cache, blocks) for each sequence; logits of every row."""
+    """A batch of (new tokens, tokens already in the cache, blocks) for each sequence; logits of every row.
+
+    The states of sequence i lie in slot i.
+    """
     width = max(len(blocks) for _, _, blocks in pieces)
     starts = np.cumsum([0, *(len(tokens) for tokens, _, _ in pieces)])
 
@@ -46,15 +50,23 @@ def chunk_batch(pieces: Sequence[tuple[Sequence[int], int, Sequence[int]]], rope
         query_start=int32(starts),
         context_len=int32([past + len(tokens) for tokens, past, _ in pieces]),
         block_table=int32([[*blocks, *[-1] * (width - len(blocks))] for _, _, blocks in pieces]),
-        state_slot=int32(range(len(pieces))),
+        state_slot=int32([slot if past else -1 for slot, (_, past, _) in enumerate(pieces)]),
+        save_slot=int32([save for slot, (tokens, _, _) in enumerate(pieces) for save in _at_the_end(slot, tokens)]),
         rope_length=int32([rope_length] * len(pieces)),
         output_rows=int32(range(starts[-1])),
     )
 
 
+def _at_the_end(slot: int, tokens: Sequence[int]) -> list[int]:
+    return [*[-1] * (len(tokens) - 1), slot] if tokens else []
+
+
 def as_numpy(logits: Any) -> Logits:
     """A runtime's logits in float32 on the host."""
-    return logits.float().cpu().numpy() if hasattr(logits, "cpu") else np.asarray(logits, dtype=np.float32)
+    if hasattr(logits, "cpu"):
+        return logits.float().cpu().numpy()
+    host = logits.get() if hasattr(logits, "get") else logits
+    return bfloat16.from_bits(host) if host.dtype == np.uint16 else np.asarray(host, dtype=np.float32)
 
 
 def all_logits(runtime: Runtime, tokens: Sequence[int], chunks: Sequence[int] = (), rope_length: int = 4096) -> Logits:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from pocketllm.checkpoint.template import ChatTemplate
 from pocketllm.checkpoint.tokenizer import Tokenizer
-from pocketllm.engine.blocks import BlockPool
+from pocketllm.engine.cache import CacheManager
 from pocketllm.engine.engine import Engine
+from pocketllm.engine.prefix_keys import PrefixKeys
 from pocketllm.engine.sampler import SamplingDefaults
 from pocketllm.engine.scheduler import Scheduler
 from pocketllm.runtimes.base import RuntimeOptions
@@ -111,13 +112,16 @@ def scripted_engine(
     max_queue: int = 64,
     decode_share: float = 0.25,
     step_timeout: float = 300.0,
+    prefix_cache: bool = True,
+    states: int = 0,
 ) -> Engine:
-    """A serving engine whose replies `script` decides."""
+    """A serving engine whose replies `script` decides; one with `states` has a model with recurrent states."""
     vocabulary = vocabulary or Vocabulary()
     config = ScriptedConfig(vocab_size=vocabulary.size)
     options = RuntimeOptions(device="cpu", dtype="float32", block_size=block_size)
-    runtime = NullRuntime.scripted(script, config, options)
-    runtime.allocate(blocks, max_sequences)
+    runtime = NullRuntime.scripted(script, config, options, recurrent=states > 0)
+    runtime.allocate(blocks, states)
+    keys = PrefixKeys(runtime.numerics_id) if prefix_cache else None
     return Engine(
         runtime,
         config=config,
@@ -133,10 +137,11 @@ def scripted_engine(
             max_model_len=max_model_len,
             chunked_prefill=True,
             paged_kv=True,
+            prefix_cache=prefix_cache,
             batch_invariant=None,
         ),
         scheduler=Scheduler(
-            BlockPool(blocks, block_size),
+            CacheManager(blocks, block_size, states=states, keys=keys),
             max_sequences=max_sequences,
             prefill_chunk=prefill_chunk,
             decode_share=decode_share,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pocketllm
+import pocketllm.kernels
 
 PACKAGE = Path(pocketllm.__file__).parent
 BASE = {"types", "errors"}
@@ -28,13 +29,13 @@ ALLOWED = {
     "kernels": {"errors", "env", "checkpoint.quant"},
     "models": {"errors", "types", "kernels.contract"},
     "runtimes": {"errors", "types", "models", "kernels", "checkpoint"},
-    "engine": {*BASE, "env", "config", "runtimes", "checkpoint", "models.family"},
+    "engine": {*BASE, "env", "config", "runtimes", "checkpoint", "models.family", "kernels.overriding"},
     "protocol": BASE,
     "server": {*BASE, "env", "config", "protocol", "engine"},
     "llm": {*BASE, "env", "config", "protocol", "engine", "progress"},
     "async_llm": {*BASE, "env", "config", "protocol", "engine", "llm", "progress"},
     "bench": {*BASE, "env", "config", "engine", "llm", "kernels", "runtimes", "models", "checkpoint"},
-    "cli": {*BASE, "env", "config", "protocol", "engine", "llm", "server", "checkpoint.store", "bench", ""},
+    "cli": {*BASE, "env", "config", "protocol", "engine", "llm", "server", "checkpoint.store", "bench", "kernels", ""},
     "__main__": {"cli"},
     "": {*BASE, "config", "llm", "async_llm"},
 }
@@ -48,6 +49,7 @@ LAZY = {
     "cli.models": {"model_store", "_pull"},
     "cli.inspect": {"run"},
     "cli.bench": {"add_arguments"},
+    "cli.kernels": {"_list", "_check", "_add_bench_arguments", "_bench", "_add_report_arguments", "_report"},
     "cli.completion": {"run"},
 }
 
@@ -172,7 +174,21 @@ def test_no_circle() -> None:
         pytest.fail(" -> ".join(name or "pocketllm" for name in error.args[1]))
 
 
-def test_the_kernels_package_says_nothing() -> None:
-    """Other libraries look for a package called kernels; what they would find here must look like none."""
+def test_the_kernels_package_says_little() -> None:
+    """Other libraries look for a package called kernels; what they would find here must look like none.
+
+    It imports nothing of ours, has no version, and one name arrives when it is asked for.
+    """
     body = ast.parse(SOURCES["kernels"].read_text(encoding="utf-8")).body
-    assert [ast.unparse(node) for node in body if not isinstance(node, ast.Expr)] == []
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    rest = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr)]
+    assert {ast.unparse(node) for node in imports} == {
+        "from __future__ import annotations",
+        "import importlib",
+        "from typing import Any",
+    }
+    assert [node.name for node in rest if isinstance(node, ast.FunctionDef)] == ["__getattr__"]
+    assert len(rest) == 1
+    with pytest.raises(AttributeError):
+        _ = pocketllm.kernels.get_kernel
+    assert callable(pocketllm.kernels.override)

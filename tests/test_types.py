@@ -63,6 +63,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "stop": st.lists(st.text(), max_size=4).map(tuple),
     "stop_token_ids": st.lists(inside(SAMPLING_RANGES["stop_token_ids"]), max_size=4).map(tuple),
     "ignore_eos": st.booleans(),
+    "cache_prompt": st.booleans(),
 }
 
 

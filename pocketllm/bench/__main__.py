@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pocketllm.bench import compare, generate, load, quality, show
+from pocketllm.bench import compare, generate, load, ops, quality, resources, show
 from pocketllm.errors import PocketLLMError
 
-BENCHMARKS = (generate, compare, load, quality, show)
+BENCHMARKS = (generate, compare, load, quality, ops, resources, show)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -41,7 +41,7 @@ class Circumstances:
         now = datetime.datetime.now(datetime.UTC)
         return found | {
             "commit": _commit(),
-            "command": shlex.join(["python", "-m", "pocketllm.bench", *map(_unrooted, sys.argv[1:])]),
+            "command": f"{_program()} {shlex.join(map(_unrooted, sys.argv[1:]))}",
             "time": self._began.isoformat(timespec="seconds"),
             "seconds": f"{(now - self._began).total_seconds():.0f}",
             OTHERS: self._others(now),
@@ -67,6 +67,10 @@ def unrest(circumstances: Mapping[str, str]) -> str:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _program() -> str:
+    return "python -m pocketllm.bench" if Path(sys.argv[0]).parent.name == "bench" else "pocketllm"
 
 
 def _unrooted(argument: str) -> str:

@@ -6,13 +6,15 @@ import argparse
 import json
 from pathlib import Path
 
-from pocketllm.bench import compare, generate, load, quality, report
+from pocketllm.bench import compare, generate, load, ops, quality, report, resources
 from pocketllm.errors import ConfigurationError
 
 NAME = "show"
 HELP = "Print a record as Markdown."
 
-PAGES: dict[str, report.Markdown] = {module.NAME: module.markdown for module in (generate, compare, load, quality)}
+PAGES: dict[str, report.Markdown] = {
+    module.NAME: module.markdown for module in (generate, compare, load, quality, ops, resources)
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

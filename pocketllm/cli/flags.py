@@ -71,7 +71,7 @@ class Flag:
             raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
     def _help(self) -> str:
-        facts = [] if self.default in (None, ()) else [f"default {self.default}"]
+        facts = [] if self.default in (None, ()) else [f"default {self.kind.show(self.default)}"]
         if self.setting is not None:
             facts.append(self.setting.name)
         return f"{self.help} ({'; '.join(facts)})" if facts else self.help

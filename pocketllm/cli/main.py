@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import pocketllm
-from pocketllm.cli import bench, chat, completion, generate, inspect, models, serve
+from pocketllm.cli import bench, chat, completion, generate, inspect, kernels, models, serve
 from pocketllm.cli.parser import USAGE, CommandParser
 from pocketllm.errors import ConfigurationError, PocketLLMError
 
-COMMANDS = (serve, generate, chat, inspect, models, bench, completion)
+COMMANDS = (serve, generate, chat, inspect, models, kernels, bench, completion)
 
 FAILURE = 1
 INTERRUPTED = 130

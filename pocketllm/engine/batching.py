@@ -9,6 +9,7 @@ import numpy as np
 
 from pocketllm.engine.scheduler import Plan
 from pocketllm.engine.sequence import Sequence
+from pocketllm.engine.states import NOWHERE
 from pocketllm.runtimes.base import Batch
 
 
@@ -84,7 +85,8 @@ def flat_batch(plan: Plan, rows: OutputRows) -> Batch:
         query_start=int32([0, *ends]),
         context_len=int32([w.sequence.computed + w.tokens for w in work]),
         block_table=block_table,
-        state_slot=np.zeros(len(work), dtype=np.int32),
+        state_slot=int32([w.sequence.states.source for w in work]),
+        save_slot=int32([w.sequence.states.saves.get(row, NOWHERE) for w in work for row in range(w.tokens)]),
         rope_length=int32([w.sequence.most_tokens for w in work]),
         output_rows=int32(rows.batch_rows),
     )

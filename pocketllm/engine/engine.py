@@ -47,8 +47,9 @@ class EngineStatistics:
         running, waiting: sequences in the step, and those that wait for a place.
         requests_total: requests accepted.
         prompt_tokens_total, completion_tokens_total: tokens of prompts accepted, and of replies drawn.
-        preemptions_total: sequences that gave their blocks back and were computed anew.
-        kv_blocks_total, kv_blocks_free: blocks of the KV cache.
+        cached_tokens_total: tokens of prompts that were found in the cache.
+        preemptions_total: sequences that gave their blocks back and went on later.
+        kv_blocks_total, kv_blocks_free: blocks of the KV cache, and those that no sequence holds.
     """
 
     alive: bool
@@ -58,6 +59,7 @@ class EngineStatistics:
     requests_total: int
     prompt_tokens_total: int
     completion_tokens_total: int
+    cached_tokens_total: int
     preemptions_total: int
     kv_blocks_total: int
     kv_blocks_free: int
@@ -260,6 +262,7 @@ class Engine:
                 reply=Reply(self.tokenizer, params.stop),
                 top_logprobs=params.logprobs,
                 prompt_logprobs=[None] if prompt_logprobs else None,
+                shares_prefix=params.cache_prompt,
             )
             for index in range(params.n)
         ]
@@ -380,9 +383,10 @@ class Engine:
                 requests_total=self._requests_total,
                 prompt_tokens_total=self._prompt_tokens_total,
                 completion_tokens_total=self._completion_tokens_total,
+                cached_tokens_total=self._scheduler.cached_tokens,
                 preemptions_total=self._scheduler.preemptions,
-                kv_blocks_total=self._scheduler.pool.total,
-                kv_blocks_free=self._scheduler.pool.free,
+                kv_blocks_total=self._scheduler.cache.blocks.total,
+                kv_blocks_free=self._scheduler.cache.blocks.free,
             )
 
     def close(self) -> None:
@@ -471,7 +475,7 @@ class Engine:
         sampled = plan.sampled
         for work in plan.work:
             completes = work.completes
-            work.sequence.computed += work.tokens
+            self._scheduler.cache.commit(work.sequence, work.tokens)
             if completes and work.sequence.budget == 0:
                 work.sequence.finish("length")
         failures = {}

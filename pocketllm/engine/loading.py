@@ -14,14 +14,16 @@ from pocketllm.checkpoint.store import ModelStore, damage_advice, served_model_i
 from pocketllm.checkpoint.template import ChatTemplate, find_template
 from pocketllm.checkpoint.tokenizer import load_tokenizer
 from pocketllm.config import EngineArgs
-from pocketllm.engine.blocks import BlockPool
+from pocketllm.engine.cache import CacheManager
 from pocketllm.engine.engine import Engine
 from pocketllm.engine.memory import MIB, CachePlan, cache_budget, plan_cache
+from pocketllm.engine.prefix_keys import PrefixKeys, checkpoint_identity, rope_class
 from pocketllm.engine.prompts import FALLBACK_TEMPLATE
 from pocketllm.engine.sampler import SamplingDefaults
 from pocketllm.engine.scheduler import Scheduler
 from pocketllm.engine.termination import end_token_ids
 from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.kernels.overriding import check_overrides, requested_overrides
 from pocketllm.models.family import ModelConfig, family
 from pocketllm.runtimes.base import Progress, Runtime, RuntimeOptions
 from pocketllm.runtimes.devices import default_device
@@ -48,6 +50,7 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         CheckpointError: the checkpoint is damaged or not understood.
         UnsupportedFeatureError: the backend cannot run it, or there is no such device or backend option here.
         ConfigurationError: an argument cannot be used with it.
+        KernelMismatchError: a kernel of the caller's own does not do what its op's contract says.
     """
     options = runtime_options(args)
     env.MEMORY_RESERVE_GIB.read()  # used late; what is wrong with it is said now
@@ -60,9 +63,12 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         defaults = SamplingDefaults.from_generation_config(checkpoint.generation_config)
         selection = select_backend(args.backend, config, options)
         logger.info("backend %s on %s: %s", selection.backend.name, options.device, selection.reason)
+        check_overrides(options.overrides, selection.backend.name, device=options.device, dtype=options.dtype)
         runtime = cleanup.enter_context(closing(selection.backend.load()(config, options)))
         runtime.load(checkpoint, progress)
         cache = _allocate(args, config, runtime)
+        identity = f"{runtime.numerics_id} {checkpoint_identity(checkpoint)}"
+        keys = PrefixKeys(identity, rope_class(config)) if args.prefix_cache else None
         details = {
             "eos_source": end_source,
             "template_source": "checkpoint" if template is not None else "fallback",
@@ -76,7 +82,7 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
             template=template or ChatTemplate.for_tokenizer(FALLBACK_TEMPLATE, tokenizer),
             capabilities=_capabilities(args, config, options, selection, runtime, cache, details),
             scheduler=Scheduler(
-                BlockPool(cache.blocks, args.block_size),
+                CacheManager(cache.blocks, args.block_size, states=cache.states, keys=keys),
                 max_sequences=args.max_num_seqs,
                 prefill_chunk=args.prefill_chunk,
                 decode_share=args.decode_share,
@@ -105,7 +111,13 @@ def runtime_options(args: EngineArgs) -> RuntimeOptions:
     device = default_device() if args.device == "auto" else args.device
     own_dtype = "bfloat16" if device.startswith("cuda") else "float32"
     dtype = own_dtype if args.dtype == "auto" else args.dtype
-    return RuntimeOptions(device=device, dtype=dtype, block_size=args.block_size, threads=args.threads)
+    return RuntimeOptions(
+        device=device,
+        dtype=dtype,
+        block_size=args.block_size,
+        threads=args.threads,
+        overrides=requested_overrides(args.kernels),
+    )
 
 
 def _allocate(args: EngineArgs, config: ModelConfig, runtime: Runtime) -> CachePlan:
@@ -113,6 +125,7 @@ def _allocate(args: EngineArgs, config: ModelConfig, runtime: Runtime) -> CacheP
         args,
         context_length=config.context_length,
         bytes_per_block=runtime.bytes_per_block,
+        bytes_per_state=runtime.bytes_per_state,
         available=cache_budget(args, runtime.device_memory()),
     )
     if cache.max_model_len > config.context_length:
@@ -133,7 +146,9 @@ def _allocate(args: EngineArgs, config: ModelConfig, runtime: Runtime) -> CacheP
         args.block_size,
         cache.blocks * runtime.bytes_per_block / MIB,
     )
-    runtime.allocate(cache.blocks, args.max_num_seqs)
+    if cache.states:
+        logger.info("recurrent states: %d slots, %.0f MiB", cache.states, cache.states * runtime.bytes_per_state / MIB)
+    runtime.allocate(cache.blocks, cache.states)
     return cache
 
 
@@ -156,6 +171,7 @@ def _capabilities(
         max_model_len=cache.max_model_len,
         chunked_prefill=True,
         paged_kv=True,
+        prefix_cache=args.prefix_cache,
         batch_invariant=runtime.batch_invariant,
         details=details,
     )

@@ -1,4 +1,4 @@
-"""How much memory the KV cache may take, and how many blocks and which window that gives."""
+"""How much memory the caches may take, and how many blocks and state slots and which window that gives."""
 
 from __future__ import annotations
 
@@ -14,45 +14,73 @@ MIB = 1024**2
 GIB = 1024**3
 _LEAST_RESERVE = 2 * GIB
 
+SNAPSHOT_SHARE = 4
+"""One part in so many of the memory goes to snapshots of recurrent states, as long as they are not too many."""
+
+LEAST_SNAPSHOTS = 4
+MOST_SNAPSHOTS = 32
+"""For each sequence that may run."""
+
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The size of the KV cache.
+    """The size of the caches.
 
     Attributes:
-        blocks: how many there are.
+        blocks: how many KV blocks there are.
         max_model_len: the context window of one request; one such request always fits.
         shrunk_from: the window that did not fit, or None.
+        states: how many slots of recurrent states there are; 0 for a model without them.
     """
 
     blocks: int
     max_model_len: int
     shrunk_from: int | None = None
+    states: int = 0
 
 
-def plan_cache(args: EngineArgs, *, context_length: int, bytes_per_block: int, available: int) -> CachePlan:
+def plan_cache(
+    args: EngineArgs, *, context_length: int, bytes_per_block: int, bytes_per_state: int = 0, available: int
+) -> CachePlan:
     """Blocks for every sequence's whole window if the memory allows, else as many as it does.
+
+    A model with recurrent states gets slots first: one for each sequence that may run, and some for snapshots.
 
     Args:
         args: the engine's arguments.
         context_length: tokens that the model was made for.
         bytes_per_block: memory of one block.
-        available: bytes that the cache may take.
+        bytes_per_state: memory of one slot of recurrent states; 0 where the model has none.
+        available: bytes that the caches may take.
 
     Raises:
         ConfigurationError: a window that was asked for, or the least useful one, does not fit.
     """
     window = args.max_model_len or context_length
-    affordable = available // max(bytes_per_block, 1)
+    states = _state_slots(args, bytes_per_state, available)
+    state_bytes = states * bytes_per_state
+    affordable = max(available - state_bytes, 0) // max(bytes_per_block, 1)
     per_sequence = -(-window // args.block_size)
     if affordable >= per_sequence:
-        return CachePlan(min(affordable, per_sequence * args.max_num_seqs), window)
+        return CachePlan(min(affordable, per_sequence * args.max_num_seqs), window, states=states)
     if args.max_model_len is not None or affordable < 1:
+        beside = f" beside {state_bytes / MIB:.0f} MiB of recurrent states" if states else ""
         raise ConfigurationError(
-            f"a context window of {window} tokens needs {per_sequence * bytes_per_block / MIB:.0f} MiB of KV cache and "
-            f"{available / MIB:.0f} MiB are available: lower max_model_len, raise kv_cache_mib or free memory"
+            f"a context window of {window} tokens needs {per_sequence * bytes_per_block / MIB:.0f} MiB of KV cache"
+            f"{beside} and {available / MIB:.0f} MiB are available: lower max_model_len, raise kv_cache_mib or free "
+            "memory"
         )
-    return CachePlan(affordable, affordable * args.block_size, shrunk_from=window)
+    return CachePlan(affordable, affordable * args.block_size, shrunk_from=window, states=states)
+
+
+def _state_slots(args: EngineArgs, bytes_per_state: int, available: int) -> int:
+    """Slots of recurrent states: for the sequences that run, and for as many snapshots as their share holds."""
+    if bytes_per_state == 0:
+        return 0
+    if not args.prefix_cache:
+        return args.max_num_seqs
+    snapshots = available // SNAPSHOT_SHARE // bytes_per_state
+    return args.max_num_seqs + min(max(snapshots, LEAST_SNAPSHOTS), MOST_SNAPSHOTS * args.max_num_seqs)
 
 
 def cache_budget(args: EngineArgs, device_memory: tuple[int, int] | None) -> int:

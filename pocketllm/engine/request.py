@@ -24,6 +24,8 @@ class RequestHandle:
         prompt_token_ids: the prompt.
         seed: the seed, given or drawn.
         n: how many choices it has.
+        cached_tokens: how many of the prompt's tokens were found in the cache when its first choice was admitted; None
+            until then.
         submitted_at: `time.monotonic` at submission, in seconds.
     """
 
@@ -40,7 +42,7 @@ class RequestHandle:
         self.prompt_token_ids = prompt_token_ids
         self.seed = seed
         self.n = n
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None
         self.submitted_at = time.monotonic()
         self._cancel = cancel
         self._events: queue.SimpleQueue[TokenEvent | EngineError] = queue.SimpleQueue()
@@ -114,7 +116,7 @@ class RequestHandle:
         """What has been taken out so far as a result; whole once `done`."""
         outputs = tuple(choice.output(index) for index, choice in enumerate(self._choices))
         completion = sum(output.completion_tokens for output in outputs)
-        usage = Usage(len(self.prompt_token_ids), completion, self.cached_tokens)
+        usage = Usage(len(self.prompt_token_ids), completion, self.cached_tokens or 0)
         scored = next((c.prompt_logprobs for c in self._choices if c.prompt_logprobs is not None), None)
         return RequestOutput(self.request_id, self.prompt_token_ids, outputs, self.seed, usage, scored)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pocketllm.engine.blocks import BlockPool
+from pocketllm.engine.cache import CacheManager
 from pocketllm.engine.sequence import Sequence
 
 OVERDUE = 8
@@ -57,22 +57,25 @@ class Scheduler:
     Prompts whose tokens are scored want logits of every row: of those, a step computes `scored_rows` at most.
 
     A sequence is admitted when its prompt and some growth find free blocks. Where growth finds none later, the youngest
-    running sequence gives its blocks back and is computed anew; its reader notices nothing.
+    running sequence gives its blocks back and goes on later, from what is still found of it; its reader notices
+    nothing. A sequence whose next block is about to be computed by a running one waits for that, so what several
+    choices or requests begin with is computed once.
     """
 
     def __init__(
         self,
-        pool: BlockPool,
+        cache: CacheManager,
         *,
         max_sequences: int,
         prefill_chunk: int,
         decode_share: float,
         scored_rows: int | None = None,
     ) -> None:
-        self.pool = pool
+        self.cache = cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.cached_tokens = 0
         self._max_sequences = max_sequences
         self._prefill_chunk = prefill_chunk
         self._decode_share = decode_share
@@ -90,8 +93,7 @@ class Scheduler:
     def drop(self, sequences: Iterable[Sequence]) -> None:
         """Forget sequences that ended and free their blocks at once."""
         for sequence in sequences:
-            self.pool.give_back(sequence.blocks)
-            sequence.blocks = []
+            self.cache.release(sequence)
             for place in (self.running, self.waiting):
                 if sequence in place:
                     place.remove(sequence)
@@ -103,6 +105,8 @@ class Scheduler:
         if not decoding:
             self._owed = 0.0
         chunks = [] if decoding and self._owed > 0 else self._chunks()
+        for work in (*decoding, *chunks):
+            self.cache.plan(work.sequence, work.tokens)
         return Plan((*decoding, *chunks), prefills=bool(chunks), decodes=bool(decoding))
 
     def account(self, plan: Plan, seconds: float) -> None:
@@ -117,21 +121,14 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda s: s.arrival):
             if sequence not in self.running:
                 continue  # preempted for an older one
-            missing = self.pool.blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-            while missing > 0:
-                taken = self.pool.take(missing)
-                if taken is not None:
-                    sequence.blocks += taken
-                    break
+            while not self.cache.grow(sequence, len(sequence.tokens)):
                 youngest = max(self.running, key=lambda s: s.arrival)
                 self._preempt(youngest)
                 if youngest is sequence:
                     break
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.pool.give_back(sequence.blocks)
-        sequence.blocks = []
-        sequence.computed = 0
+        self.cache.release(sequence)
         self.running.remove(sequence)
         self.waiting.append(sequence)
         self.preemptions += 1
@@ -147,6 +144,8 @@ class Scheduler:
             candidates += self.waiting
         for sequence in sorted(candidates, key=_turn):
             room = budget if sequence.prompt_logprobs is None else min(budget, scored)
+            if room and not sequence.blocks and self._awaits_another(sequence):
+                continue
             if room and (sequence.blocks or (admitting and self._admit(sequence))):
                 chunk = Work(sequence, min(sequence.remaining, room))
                 budget -= chunk.tokens
@@ -162,15 +161,18 @@ class Scheduler:
                 sequence.passed_over += 1
         return chunks
 
+    def _awaits_another(self, sequence: Sequence) -> bool:
+        return len(self.running) < self._max_sequences and self.cache.awaits(sequence, self.running)
+
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a place and blocks; False when there are none for it."""
+        """Give a waiting sequence a place, blocks and what is cached of it; False when there is no room for it."""
         if len(self.running) >= self._max_sequences:
             return False
-        wanted = min(len(sequence.tokens) + GROWTH, sequence.most_tokens)
-        blocks = self.pool.take(self.pool.blocks_for(wanted))
-        if blocks is None:
+        if not self.cache.admit(sequence, min(len(sequence.tokens) + GROWTH, sequence.most_tokens)):
             return False
-        sequence.blocks = blocks
+        if sequence.handle.cached_tokens is None:  # what its choices share afterwards was not there before it
+            sequence.handle.cached_tokens = sequence.computed
+            self.cached_tokens += sequence.computed
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return True

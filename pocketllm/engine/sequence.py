@@ -15,6 +15,7 @@ import numpy as np
 from pocketllm.engine.reply import Reply, ReplyToken
 from pocketllm.engine.request import RequestHandle
 from pocketllm.engine.sampler import ResolvedSampling
+from pocketllm.engine.states import SequenceStates
 from pocketllm.types import FinishReason, Timing, TokenEvent, TokenLogprob
 
 SEED_BITS = 53
@@ -55,8 +56,12 @@ class Sequence:
         reply: its text.
         top_logprobs: how many likeliest tokens are reported beside each of the reply; None reports nothing.
         prompt_logprobs: entries of the prompt's tokens so far, where they are asked for, else None.
+        shares_prefix: whether it takes part in the prefix cache.
         computed: tokens whose keys and values are in the cache.
         blocks: its KV blocks, in order.
+        shared: how many of them, from the first on, others can find.
+        block_keys: the keys of its first blocks, as far as they were needed.
+        states: its slots of recurrent states.
         passed_over: prefill chunks that went to others while it waited.
         counts: how often the reply has each token.
     """
@@ -74,8 +79,12 @@ class Sequence:
     reply: Reply
     top_logprobs: int | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    shares_prefix: bool = True
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    shared: int = 0
+    block_keys: list[bytes] = field(default_factory=list)
+    states: SequenceStates = field(default_factory=SequenceStates)
     passed_over: int = 0
     counts: Counter[int] = field(default_factory=Counter)
     _finished: bool = False
@@ -97,6 +106,15 @@ class Sequence:
     def most_tokens(self) -> int:
         """The most tokens that it can come to."""
         return self.prompt_length + self.budget
+
+    @property
+    def most_cached(self) -> int:
+        """How many tokens, from the first on, need not be computed if they are found in the cache.
+
+        The next token's logits are needed, and those of every token of the prompt that is yet to be scored.
+        """
+        scored = len(self.tokens) if self.prompt_logprobs is None else len(self.prompt_logprobs)
+        return min(scored, len(self.tokens)) - 1
 
     @property
     def finished(self) -> bool:

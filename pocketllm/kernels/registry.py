@@ -7,14 +7,18 @@ else registers anything.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
-from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.errors import ConfigurationError, UnsupportedFeatureError
 from pocketllm.kernels.contract import Arrays, BoundOp, Implementation, OpCall, OpSpec, OpTable
+from pocketllm.kernels.jit.sources import digest, python_sources
 
 _FOLDER = Path(__file__).parent
 
@@ -23,6 +27,15 @@ _FOLDER = Path(__file__).parent
 def op_names() -> tuple[str, ...]:
     """Every op, in alphabetical order."""
     return tuple(sorted(path.parent.name for path in _FOLDER.glob("*/spec.py")))
+
+
+def check_op_names(names: Iterable[str]) -> None:
+    """ConfigurationError for a name that no op has."""
+    for name in names:
+        if name not in op_names():
+            near = difflib.get_close_matches(str(name), op_names(), 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"the ops are {', '.join(op_names())}"
+            raise ConfigurationError(f"there is no op {name!r}: {advice}")
 
 
 @cache
@@ -44,8 +57,26 @@ def backends_of(op: str) -> tuple[str, ...]:
 
 @cache
 def implementation(op: str, backend: str) -> Implementation:
-    """The implementation of `op` for `backend`; importing it may compile nothing and touch no device."""
-    return cast("Implementation", importlib.import_module(f"pocketllm.kernels.{op}.impl_{backend}"))
+    """The implementation of `op` for `backend`; importing it may compile nothing and touch no device.
+
+    Raises:
+        UnsupportedFeatureError: a package that the backend needs is not installed.
+    """
+    return cast("Implementation", imported(f"pocketllm.kernels.{op}.impl_{backend}", backend))
+
+
+def imported(module: str, backend: str) -> ModuleType:
+    """A module that belongs to a backend; UnsupportedFeatureError where a package that it needs is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "pocketllm"):
+            raise
+        raise UnsupportedFeatureError(
+            f"backend {backend!r} needs the package {package!r}, which is not installed: install the extra that "
+            "README.md names for the backend"
+        ) from None
 
 
 def select(op: str, backend: str, call: OpCall) -> Implementation:
@@ -71,26 +102,134 @@ class BackendOpTable(OpTable):
 
     A composite is bound to the backend's own implementation where that serves the call, else it is composed of smaller
     ops of the same backend.
+
+    Args:
+        backend: whose implementations.
+        device, dtype, cache_dtype: see `OpCall`; the cache's dtype is that of activations unless it is given.
+        overrides: implementations by op that replace the backend's own. Each acts or is refused: where one stands for
+            a part of a composite, the composite is composed, for a kernel of the whole would leave it out.
     """
 
-    def __init__(self, backend: str, *, device: str, dtype: str, cache_dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        backend: str,
+        *,
+        device: str,
+        dtype: str,
+        cache_dtype: str | None = None,
+        overrides: Mapping[str, Implementation] | None = None,
+    ) -> None:
         self.backend = backend
         self.device = device
         self.dtype = dtype
         self.cache_dtype = cache_dtype or dtype
+        self._overrides = dict(overrides or {})
+        self._identities = {op: _identity(override) for op, override in self._overrides.items()}
+        self._bound: set[str] = set()
 
     def bind(self, op: str, weights: Arrays | None = None, **scalars: Any) -> BoundOp:
         """See `OpTable.bind`."""
+        op = self.resolve(op, weights or {})
         contract = spec(op)
         values = _checked_scalars(contract, scalars)
         given = _checked_weights(contract, weights or {})
         call = OpCall(values, given, device=self.device, dtype=self.dtype, cache_dtype=self.cache_dtype)
-        if contract.compose is not None and not self._serves(op, call):
+        if contract.compose is not None and not self._has_whole(contract, call):
             return contract.compose(self, values, given)
-        return select(op, self.backend, call).bind(call)
+        found = self._override(op, call) if op in self._overrides else select(op, self.backend, call)
+        self._bound.add(op)
+        return found.bind(call)
 
-    def _serves(self, op: str, call: OpCall) -> bool:
-        return self.backend in backends_of(op) and implementation(op, self.backend).supports(call) is None
+    def resolve(self, op: str, weights: Arrays) -> str:
+        """The op that binding `op` to these weights means."""
+        return op
+
+    def check_overrides_bound(self) -> None:
+        """To be called when a model is bound.
+
+        Raises:
+            UnsupportedFeatureError: an override is for an op that has not been bound, so that it would never act.
+        """
+        unused = sorted(self._overrides.keys() - self._bound)
+        if unused:
+            raise UnsupportedFeatureError(
+                f"the override of {unused[0]!r} would never act: this model on backend {self.backend!r} binds "
+                f"{', '.join(sorted(self._bound))} (override one of these)"
+            )
+
+    def numerics(self) -> str:
+        """A digest of the sources of all implementations bound so far, overrides included.
+
+        An override that is no module may carry what its source does not show, so no two tables agree on one.
+        """
+        own = sorted(self._bound - self._overrides.keys())
+        replaced = sorted(self._bound & self._overrides.keys())
+        sources = {source for op in own for source in self._sources(op)}
+        facts = (f"{op}: {self._identities[op]}" for op in replaced)
+        return digest(sorted(sources), *own, *facts)
+
+    def _sources(self, op: str) -> Iterable[Path]:
+        yield from python_sources(f"pocketllm.kernels.{op}.impl_{self.backend}")
+        others = [path for path in (_FOLDER / op).glob(f"impl_{self.backend}.*") if path.suffix != ".py"]
+        yield from others
+        # What is not Python may include any of the headers.
+        yield from _FOLDER.glob("*.cuh") if others else ()
+
+    def _override(self, op: str, call: OpCall) -> Implementation:
+        override = self._overrides[op]
+        reason = override.supports(call)
+        if reason is not None:
+            raise UnsupportedFeatureError(f"the override of {op!r} cannot run it here: {reason}")
+        return override
+
+    def _has_whole(self, contract: OpSpec, call: OpCall) -> bool:
+        """Whether a composite is bound as one."""
+        op, own = contract.name, self.backend
+        if op in self._overrides:
+            return True
+        if own not in backends_of(op) or implementation(op, own).supports(call) is not None:
+            return False
+        if not self._overrides:
+            return True
+        parts = _Parts(self)
+        parts.add(contract, call.scalars, call.weights)
+        return self._overrides.keys().isdisjoint(parts.ops)
+
+
+class _Parts(OpTable):
+    """Notes which ops a composition binds, down to the smallest; none of them can be called."""
+
+    def __init__(self, table: BackendOpTable) -> None:
+        self._table = table
+        self.ops: set[str] = set()
+
+    def bind(self, op: str, weights: Arrays | None = None, **scalars: Any) -> BoundOp:
+        """See `OpTable.bind`."""
+        contract = spec(self._table.resolve(op, weights or {}))
+        self.ops.add(contract.name)
+        self.add(contract, _checked_scalars(contract, scalars), _checked_weights(contract, weights or {}))
+        return _not_to_be_called
+
+    def add(self, contract: OpSpec, scalars: Any, weights: Arrays) -> None:
+        """Notes the parts of an op, if it has any."""
+        if contract.compose is not None:
+            contract.compose(self, scalars, weights)
+
+
+def _not_to_be_called(*arrays: Any, **named: Any) -> Any:
+    raise TypeError("a composition calls its parts when it is called, not when it is bound")
+
+
+def _identity(override: Implementation) -> str:
+    """What tells an override from others: the digest of a module's sources, or a number of its own."""
+    if not isinstance(override, ModuleType) or override.__file__ is None:
+        return uuid.uuid4().hex
+    used = (
+        getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
+        for value in vars(override).values()
+    )
+    ours = {source for name in used if isinstance(name, str) for source in python_sources(name)}
+    return digest(sorted({Path(override.__file__), *ours}))
 
 
 class ReferenceOpTable(OpTable):
@@ -98,12 +237,16 @@ class ReferenceOpTable(OpTable):
 
     def bind(self, op: str, weights: Arrays | None = None, **scalars: Any) -> BoundOp:
         """See `OpTable.bind`."""
-        contract = spec(op)
+        contract = spec(self.resolve(op, weights or {}))
         values = _checked_scalars(contract, scalars)
         given = _checked_weights(contract, weights or {})
         if contract.compose is not None:
             return contract.compose(self, values, given)
         return self.bind_reference(contract, values, given)
+
+    def resolve(self, op: str, weights: Arrays) -> str:
+        """See `BackendOpTable.resolve`."""
+        return op
 
     def bind_reference(self, contract: OpSpec, scalars: Any, weights: Arrays) -> BoundOp:
         """An op that is not a composite, as its reference computes it."""

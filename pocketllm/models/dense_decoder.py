@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pocketllm.errors import CheckpointError
-from pocketllm.kernels.contract import Array, Arrays, BoundOp, OpTable
+from pocketllm.kernels.contract import Arrays, BoundOp, OpTable
 from pocketllm.models.config_reader import ConfigReader
-from pocketllm.models.family import LayerCaches, Naming, PagedCache, Step, WeightSpec
+from pocketllm.models.family import LayerCaches, ModelOutput, Naming, PagedCache, Step, WeightSpec
+from pocketllm.models.output_head import OutputHead
 from pocketllm.models.rotary import Rotary, rotary_from_gguf, rotary_from_hf
 from pocketllm.models.windows import windows_from_hf
 
@@ -140,6 +141,11 @@ def _weight_specs(config: DecoderConfig, naming: Naming) -> Iterator[WeightSpec]
                 )
 
 
+def unread_tensors(config: DecoderConfig) -> tuple[str, ...]:
+    """See `Family.unread_tensors`: every tensor is read."""
+    return ()
+
+
 def cache_layout(config: DecoderConfig) -> tuple[LayerCaches, ...]:
     """Keys and values of every layer, one entry a token."""
 
@@ -166,9 +172,9 @@ class DenseDecoder:
         )
         self._layers = [_bind_layer(config, layer, weights, ops) for layer in range(config.layers)]
         head = weights.get("head", weights["embedding"])
-        self._head = ops.bind("lm_head", {"norm": weights["norm"], "weight": head}, eps=config.norm_eps)
+        self._head = OutputHead(ops, weights["norm"], head, eps=config.norm_eps)
 
-    def forward(self, step: Step, caches: Sequence[Arrays]) -> Array:
+    def forward(self, step: Step, caches: Sequence[Arrays]) -> ModelOutput:
         """See `Model.forward`."""
         x = self._embedding(step.token_ids)
         angles = self._angles(step.positions, step.rope_lengths)
@@ -183,7 +189,7 @@ class DenseDecoder:
                 step.context_len,
                 step.block_table,
             )
-        return self._head(x, step.output_rows)
+        return self._head(x, step)
 
 
 def build(config: DecoderConfig, weights: Arrays, ops: OpTable) -> DenseDecoder:

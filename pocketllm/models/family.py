@@ -57,14 +57,48 @@ LayerCaches = Mapping[str, CacheSpec]
 
 
 @dataclass(frozen=True, slots=True)
+class RowSlice:
+    """The rows of a weight within a stored matrix that holds several: some of each of `groups` equal groups of rows.
+
+    Attributes:
+        groups: how many groups the stored rows form.
+        group_rows: rows of a group.
+        start, stop: which rows of each group they are.
+    """
+
+    groups: int
+    group_rows: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the stored matrix."""
+        return self.groups * self.group_rows
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSlice:
+    """The columns of a weight within a stored matrix of `columns` that holds several side by side."""
+
+    columns: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSpec:
     """One weight of a model.
+
+    A matrix (two dimensions) is what products and embeddings read, held as the runtime likes; any other weight is plain
+    numbers.
 
     Attributes:
         name: by which `build` asks for it.
         shape: its logical shape, slowest dimension first; checked against the file.
-        stored_as: its name in the checkpoint.
+        stored_as: its name in the checkpoint; several weights may be parts of one tensor.
         optional: may be absent from the file.
+        part: where it is, when the stored matrix holds other weights as well.
         unpair_heads: the file stores the rows of each of this many heads in pairs (0, d/2, 1, d/2 + 1, ...), as GGUF
             does for llama's q and k; the loader puts them back in halves. 0 leaves the rows as they are.
     """
@@ -74,6 +108,15 @@ class WeightSpec:
     stored_as: str
     optional: bool = False
     unpair_heads: int = 0
+    part: RowSlice | ColumnSlice | None = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the whole stored tensor."""
+        if self.part is None:
+            return self.shape
+        rows, columns = self.shape
+        return (self.part.rows, columns) if isinstance(self.part, RowSlice) else (rows, self.part.columns)
 
 
 class ModelConfig(Protocol):
@@ -132,15 +175,44 @@ class Step(Protocol):
         """[S, B]."""
 
     @property
+    def state_slots(self) -> Array:
+        """[S]."""
+
+    @property
+    def save_slots(self) -> Array:
+        """[T]."""
+
+    @property
     def output_rows(self) -> Array:
         """[R]."""
+
+    @property
+    def hidden_rows(self) -> Array | None:
+        """[H]; None where no hidden state is wanted."""
+
+    @property
+    def hidden(self) -> Array | None:
+        """[T, hidden], for a head that goes on from another model's hidden states; None for every other model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """What a step gives.
+
+    Attributes:
+        logits: [R, vocab], of ``step.output_rows``.
+        hidden: [H, hidden], what the output head's product reads of ``step.hidden_rows``; None where there are none.
+    """
+
+    logits: Array
+    hidden: Array | None
 
 
 class Model(Protocol):
     """A built model: ops bound to weights."""
 
-    def forward(self, step: Step, caches: Sequence[Arrays]) -> Array:
-        """Run a step over every layer and write the caches; returns logits [R, vocab] of ``step.output_rows``."""
+    def forward(self, step: Step, caches: Sequence[Arrays]) -> ModelOutput:
+        """Run a step over every layer and write the caches."""
 
 
 class Family(Protocol):
@@ -151,6 +223,10 @@ class Family(Protocol):
 
     def weights(self, config: Any, naming: Naming) -> tuple[WeightSpec, ...]:
         """Every weight that the model reads."""
+
+    def unread_tensors(self, config: Any) -> tuple[str, ...]:
+        """Beginnings of the names of tensors that a file may have and this model leaves alone: of other modalities,
+        or of heads that are models of their own."""
 
     def cache_layout(self, config: Any) -> tuple[LayerCaches, ...]:
         """Each layer's caches."""
@@ -163,20 +239,28 @@ class Family(Protocol):
 
 
 # Modules that are subjects shared by families rather than families.
-_SHARED = frozenset({"__init__", "family", "config_reader", "rotary", "dense_decoder", "windows"})
+_SHARED = frozenset({"__init__", "family", "config_reader", "rotary", "dense_decoder", "windows", "output_head"})
+
+# Families that go on from another model's hidden states; by themselves they answer nothing.
+_HEADS = frozenset({"qwen3_5_mtp"})
+
+
+_ALSO_CALLED = {"qwen3_5_text": "qwen3_5"}
+"""A family's other names: that of the text part of a multimodal model, saved by itself."""
 
 
 @cache
 def model_types() -> tuple[str, ...]:
-    """Every family, in alphabetical order."""
+    """Every family of models that answer by themselves, in alphabetical order."""
     names = {path.stem for path in Path(__file__).parent.glob("*.py")}
-    return tuple(sorted(names - _SHARED))
+    return tuple(sorted(names - _SHARED - _HEADS))
 
 
 @cache
 def family(model_type: str) -> Family:
     """The family of that ``model_type``; CheckpointError, listing the known ones, when there is none."""
-    if model_type not in model_types():
+    model_type = _ALSO_CALLED.get(model_type, model_type)
+    if model_type not in model_types() and model_type not in _HEADS:
         raise CheckpointError(
             f"model_type {model_type!r} is not supported; the families are {', '.join(model_types())}"
         )

@@ -12,11 +12,12 @@ from pocketllm.models.dense_decoder import (
     cache_layout,
     config_from_gguf,
     config_from_hf,
+    unread_tensors,
     weights,
 )
 from pocketllm.models.family import Naming
 
-__all__ = ["build", "cache_layout", "parse_config", "tiny_config", "weights"]
+__all__ = ["build", "cache_layout", "parse_config", "tiny_config", "unread_tensors", "weights"]
 
 _DEFAULTS = {
     "vocab_size": 151936,

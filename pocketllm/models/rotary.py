@@ -37,12 +37,24 @@ class Rotary:
         return 2 * len(self.inverse_frequencies)
 
 
-def rotary_from_hf(reader: ConfigReader, *, head_dim: int, context_length: int, default_theta: float) -> Rotary:
-    """From ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``."""
+def rotary_from_hf(
+    reader: ConfigReader,
+    *,
+    head_dim: int,
+    context_length: int,
+    default_theta: float,
+    default_share: float = 1.0,
+    inert: tuple[str, ...] = (),
+) -> Rotary:
+    """From ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``.
+
+    `default_share` is how much of a head is rotated where the file does not say; `inert` are keys among the parameters
+    that change nothing for the family.
+    """
     scaling = reader.nested("rope_parameters")
     older = reader.nested("rope_scaling")
     theta = reader.number("rope_theta", default_theta, above=1.0)
-    share = reader.number("partial_rotary_factor", 1.0)
+    share = reader.number("partial_rotary_factor", default_share)
     if scaling is not None and older is not None and dict(scaling.raw) != dict(older.raw):
         raise reader.error("rope_scaling", "disagrees with rope_parameters; keep one of them")
     scaling = scaling or older
@@ -51,7 +63,7 @@ def rotary_from_hf(reader: ConfigReader, *, head_dim: int, context_length: int, 
     theta = scaling.number("rope_theta", theta, above=1.0)
     dim = rotated(head_dim, scaling.number("partial_rotary_factor", share))
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    scaling.ignore("rope_type", "type")
+    scaling.ignore("rope_type", "type", *inert)
     rotary = _scaled(kind, scaling, theta, dim, context_length)
     scaling.finish()
     return rotary

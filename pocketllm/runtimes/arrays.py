@@ -1,4 +1,4 @@
-"""The little that a runtime asks of an array library: room, copies to and from the host, and blocks by index."""
+"""The little that a runtime asks of an array library: room, copies to and from the host, and rows by index."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ Host = npt.NDArray[Any]
 
 
 class ArrayLibrary(ABC):
-    """Arrays of one library, on one device, with one activation dtype.
-
-    Attributes:
-        itemsize: bytes of an activation.
-    """
-
-    itemsize: int
+    """Arrays of one library, on one device, with one activation dtype. A dtype is ``activation`` or a NumPy name."""
 
     @abstractmethod
-    def zeros(self, shape: Sequence[int]) -> Array:
-        """Activations, all zero."""
+    def itemsize(self, dtype: str) -> int:
+        """Bytes of a number."""
+
+    @abstractmethod
+    def zeros(self, shape: Sequence[int], dtype: str) -> Array:
+        """An array of zeros."""
 
     @abstractmethod
     def from_host(self, array: Host) -> Array:
@@ -36,26 +34,31 @@ class ArrayLibrary(ABC):
         """A copy on the host; there it may be the array itself."""
 
     @abstractmethod
-    def read_blocks(self, array: Array, blocks: Sequence[int]) -> bytes:
+    def read_rows(self, array: Array, rows: Sequence[int]) -> bytes:
         """The contents of some rows of the first dimension, in the order given."""
 
     @abstractmethod
-    def write_blocks(self, array: Array, blocks: Sequence[int], data: bytes) -> None:
+    def write_rows(self, array: Array, rows: Sequence[int], data: bytes) -> None:
         """Put such contents into some rows of the first dimension."""
 
     @abstractmethod
-    def copy_blocks(self, array: Array, source: Sequence[int], target: Sequence[int]) -> None:
+    def copy_rows(self, array: Array, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy rows of the first dimension to others."""
 
 
 class NumpyArrays(ArrayLibrary):
-    """NumPy arrays in float32."""
+    """NumPy arrays with activations in float32."""
 
-    itemsize = 4
+    def itemsize(self, dtype: str) -> int:
+        """See `ArrayLibrary.itemsize`."""
+        return self._dtype(dtype).itemsize
 
-    def zeros(self, shape: Sequence[int]) -> Host:
+    def zeros(self, shape: Sequence[int], dtype: str) -> Host:
         """See `ArrayLibrary.zeros`."""
-        return np.zeros(tuple(shape), dtype=np.float32)
+        return np.zeros(tuple(shape), dtype=self._dtype(dtype))
+
+    def _dtype(self, dtype: str) -> np.dtype[Any]:
+        return np.dtype("float32" if dtype == "activation" else dtype)
 
     def from_host(self, array: Host) -> Host:
         """See `ArrayLibrary.from_host`."""
@@ -65,14 +68,14 @@ class NumpyArrays(ArrayLibrary):
         """See `ArrayLibrary.to_host`."""
         return array
 
-    def read_blocks(self, array: Host, blocks: Sequence[int]) -> bytes:
-        """See `ArrayLibrary.read_blocks`."""
-        return array[list(blocks)].tobytes()
+    def read_rows(self, array: Host, rows: Sequence[int]) -> bytes:
+        """See `ArrayLibrary.read_rows`."""
+        return array[list(rows)].tobytes()
 
-    def write_blocks(self, array: Host, blocks: Sequence[int], data: bytes) -> None:
-        """See `ArrayLibrary.write_blocks`."""
-        array[list(blocks)] = np.frombuffer(data, dtype=array.dtype).reshape(len(blocks), *array.shape[1:])
+    def write_rows(self, array: Host, rows: Sequence[int], data: bytes) -> None:
+        """See `ArrayLibrary.write_rows`."""
+        array[list(rows)] = np.frombuffer(data, dtype=array.dtype).reshape(len(rows), *array.shape[1:])
 
-    def copy_blocks(self, array: Host, source: Sequence[int], target: Sequence[int]) -> None:
-        """See `ArrayLibrary.copy_blocks`."""
+    def copy_rows(self, array: Host, source: Sequence[int], target: Sequence[int]) -> None:
+        """See `ArrayLibrary.copy_rows`."""
         array[list(target)] = array[list(source)]

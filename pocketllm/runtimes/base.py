@@ -7,14 +7,15 @@ token ids, scores and opaque logits on the way out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pocketllm.checkpoint.checkpoint import Checkpoint
+from pocketllm.kernels.contract import Implementation
 from pocketllm.models.family import ModelConfig
 
 IntArray = npt.NDArray[np.int32]
@@ -28,15 +29,24 @@ class Batch:
 
     T tokens of S sequences, R of which want logits; B is the longest block table. Every array is int32.
 
+    Recurrent states lie in slots, of which a sequence may use several: each row can save the states after it. So
+    running on, a snapshot at a block's end in the middle of a chunk, and draft rows of which some are rejected are the
+    same thing, and nothing is copied for them. The slots that a step writes are distinct; one that a sequence reads is
+    written by that sequence alone. Models without recurrent states ignore both arrays.
+
     Attributes:
         token_ids: [T].
         positions: [T], absolute positions in their sequences.
         query_start: [S + 1]; the tokens of sequence s are ``query_start[s]`` up to ``query_start[s + 1]``.
         context_len: [S], tokens of the sequence in the cache once this step's own are written.
         block_table: [S, B], the sequence's blocks in order; entries beyond what context_len needs are -1.
-        state_slot: [S], where the sequence's recurrent states lie.
+        state_slot: [S], the slot whose states the sequence's first row goes on from; -1 where the sequence begins.
+        save_slot: [T], the slot into which the states after the row are put; -1 puts them nowhere.
         rope_length: [S], the length that length-dependent rotary scalings are fixed at when a sequence is admitted.
         output_rows: [R], rows of the flat batch whose logits are wanted.
+        hidden_rows: [H], rows whose hidden states are wanted; None when no one reads them.
+        hidden: [T, hidden], opaque: for a head that goes on from another model's hidden states, what a runtime of its
+            kind gave for the positions before each row's; None for every other model.
     """
 
     token_ids: IntArray
@@ -45,8 +55,11 @@ class Batch:
     context_len: IntArray
     block_table: IntArray
     state_slot: IntArray
+    save_slot: IntArray
     rope_length: IntArray
     output_rows: IntArray
+    hidden_rows: IntArray | None = None
+    hidden: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,7 @@ class SamplingRows:
 
     def arrays(self) -> dict[str, Any]:
         """The fields by name, as the op takes them; what is None is left out."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -94,9 +107,11 @@ class StepOutput:
 
     Attributes:
         logits: [R, vocab], opaque: for `Runtime.sample` and `Runtime.score` of the runtime that made it.
+        hidden: [H, hidden], opaque: what the output head's product reads of ``batch.hidden_rows``; None without them.
     """
 
     logits: Any
+    hidden: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +140,14 @@ class RuntimeOptions:
         dtype: ``float32`` or ``bfloat16``.
         block_size: tokens of one KV block.
         threads: CPU threads, or None for the backend's default.
+        overrides: implementations by op that replace the backend's own.
     """
 
     device: str
     dtype: str
     block_size: int
     threads: int | None = None
+    overrides: Mapping[str, Implementation] = field(default_factory=dict)
 
 
 class Runtime(ABC):
@@ -145,7 +162,7 @@ class Runtime(ABC):
         batch_invariant: None when a sequence's logits are the same bits whatever runs beside it and however it is
             chunked, else the reason why not.
         bytes_per_block: memory of one KV block over all layers.
-        bytes_per_state: memory of one sequence's recurrent states over all layers.
+        bytes_per_state: memory of one slot of recurrent states over all layers; 0 where the model has none.
     """
 
     name: str
@@ -171,9 +188,17 @@ class Runtime(ABC):
         """Total and free bytes where the caches will lie; None when that is host memory."""
         return None
 
+    @property
+    @abstractmethod
+    def numerics_id(self) -> str:
+        """Equal for loaded runtimes whose logits, cache entries and states are interchangeable, bit for bit.
+
+        It covers backend, device, instruction set, dtypes, the kernels' sources and the configuration; not the weights.
+        """
+
     @abstractmethod
     def allocate(self, blocks: int, states: int) -> None:
-        """Make room for so many KV blocks and recurrent states; what was there before is dropped."""
+        """Make room for so many KV blocks and slots of recurrent states; what was there before is dropped."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> StepOutput:
@@ -192,23 +217,12 @@ class Runtime(ABC):
         """Log-sum-exp, the targets' logits and the k likeliest tokens of each row."""
 
     @abstractmethod
-    def commit(self, accepted: IntArray) -> None:
-        """After a step with drafts: keep the first ``accepted[s]`` of each sequence's rows.
-
-        Recurrent states go back to their last accepted row; paged entries beyond it are overwritten later.
-        """
-
-    @abstractmethod
     def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy whole KV blocks within the cache."""
 
     @abstractmethod
-    def snapshot(self, slot: int) -> Any:
-        """A copy of one sequence's recurrent states, opaque."""
-
-    @abstractmethod
-    def restore(self, slot: int, snapshot: Any) -> None:
-        """Put a snapshot into a slot."""
+    def copy_states(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy the recurrent states of some slots to others."""
 
     @abstractmethod
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
@@ -217,6 +231,14 @@ class Runtime(ABC):
     @abstractmethod
     def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
         """Put exported contents into blocks; ValueError when the size does not fit."""
+
+    @abstractmethod
+    def export_states(self, slots: Sequence[int]) -> bytes:
+        """The recurrent states in some slots, likewise; b"" where the model has none."""
+
+    @abstractmethod
+    def import_states(self, slots: Sequence[int], data: bytes) -> None:
+        """Put exported states into slots; ValueError when the size does not fit."""
 
     @abstractmethod
     def close(self) -> None:

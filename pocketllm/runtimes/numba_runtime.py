@@ -15,7 +15,7 @@ from pocketllm.checkpoint.quant import QuantTensor, dequantize
 from pocketllm.kernels.contract import Array
 from pocketllm.kernels.interleaved import interleaved
 from pocketllm.kernels.jit.builds import QUEUE, BuildReport
-from pocketllm.kernels.jit.toolchain_numba import pool, reserve_threads
+from pocketllm.kernels.jit.toolchain_numba import compiler, pool, reserve_threads
 from pocketllm.kernels.quantized_linear.op_table import QuantizedOpTable
 from pocketllm.models.family import ModelConfig, WeightSpec
 from pocketllm.runtimes.arrays import NumpyArrays
@@ -62,7 +62,11 @@ class NumbaRuntime(OpRuntime):
 
     def make_ops(self, options: RuntimeOptions) -> QuantizedOpTable:
         """See `OpRuntime.make_ops`."""
-        return QuantizedOpTable("numba", device=options.device, dtype=options.dtype)
+        return QuantizedOpTable("numba", device=options.device, dtype=options.dtype, overrides=options.overrides)
+
+    def compiled_for(self) -> tuple[str, ...]:
+        """See `OpRuntime.compiled_for`."""
+        return compiler()
 
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> Any:
         """See `OpRuntime.prepare`: matrices interleaved, so that a tied embedding and head are one; vectors float32."""

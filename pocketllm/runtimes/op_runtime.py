@@ -6,17 +6,18 @@ What differs is named by three things: the array library, the op table and `prep
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from pocketllm.checkpoint.checkpoint import Checkpoint
 from pocketllm.checkpoint.quant import QuantTensor
-from pocketllm.kernels.contract import Array, Arrays, OpTable
-from pocketllm.models.family import Model, ModelConfig, PagedCache, StateCache, WeightSpec, family
+from pocketllm.kernels.contract import Array, Arrays
+from pocketllm.kernels.jit.sources import digest
+from pocketllm.kernels.registry import BackendOpTable
+from pocketllm.models.family import Model, ModelConfig, ModelOutput, PagedCache, WeightSpec, family
 from pocketllm.runtimes.arrays import ArrayLibrary
 from pocketllm.runtimes.base import (
     Batch,
@@ -28,6 +29,7 @@ from pocketllm.runtimes.base import (
     Scores,
     StepOutput,
 )
+from pocketllm.runtimes.cache_arrays import CacheArrays
 from pocketllm.runtimes.slots import cache_slots
 from pocketllm.runtimes.weights import check_weights, read_weights
 from pocketllm.types import MAX_LOGPROBS
@@ -44,18 +46,20 @@ class DeviceStep:
     query_start: Array
     context_len: Array
     block_table: Array
+    state_slots: Array
+    save_slots: Array
     output_rows: Array
+    hidden_rows: Array | None
+    hidden: Array | None
 
 
 class OpRuntime(Runtime):
     """A runtime over an array library and an op table."""
 
-    bytes_per_state = 0
-
     def __init__(self, config: ModelConfig, options: RuntimeOptions) -> None:
         self._family = family(config.model_type)
         self._config = config
-        self._block_size = options.block_size
+        self._options = options
         self._arrays = self.make_arrays(options)
         self._ops = self.make_ops(options)
         self._take_rows = self._ops.bind("take_rows")
@@ -64,14 +68,10 @@ class OpRuntime(Runtime):
         self._most_scored = min(MAX_LOGPROBS, config.vocab_size)
         self._score = self._ops.bind("score", k=self._most_scored)
         self._model: Model | None = None
-        self._caches: list[dict[str, Array]] = []
-        self._layout = [
-            {name: cache for name, cache in layer.items() if isinstance(cache, PagedCache)}
-            for layer in self._family.cache_layout(config)
-        ]
+        self._caches = CacheArrays(self._family.cache_layout(config), options.block_size, self._arrays)
         self.vocab_size = config.vocab_size
-        values = sum(prod(self._block_shape(cache)) for layer in self._layout for cache in layer.values())
-        self.bytes_per_block = values * self._arrays.itemsize
+        self.bytes_per_block = self._caches.nbytes["block"]
+        self.bytes_per_state = self._caches.nbytes["state"]
 
     @classmethod
     def unsupported_caches(cls, config: ModelConfig) -> tuple[str, ...]:
@@ -79,7 +79,6 @@ class OpRuntime(Runtime):
         caches = [cache for layer in family(config.model_type).cache_layout(config) for cache in layer.values()]
         paged = [cache for cache in caches if isinstance(cache, PagedCache)]
         reasons = {
-            "recurrent states": any(isinstance(cache, StateCache) for cache in caches),
             "caches shared between layers": any(cache.shares is not None for cache in paged),
             "cache entries of several tokens": any(cache.tokens_per_entry > 1 for cache in paged),
         }
@@ -90,8 +89,12 @@ class OpRuntime(Runtime):
         """The arrays it computes on."""
 
     @abstractmethod
-    def make_ops(self, options: RuntimeOptions) -> OpTable:
+    def make_ops(self, options: RuntimeOptions) -> BackendOpTable:
         """The ops it builds models from."""
+
+    @abstractmethod
+    def compiled_for(self) -> tuple[str, ...]:
+        """What else the bits may depend on: the processor or device by name, and the versions of what compiles."""
 
     @abstractmethod
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> Any:
@@ -110,22 +113,29 @@ class OpRuntime(Runtime):
     def build(self, weights: Arrays) -> None:
         """Bind the model's ops to prepared weights."""
         self._model = self._family.build(self._config, weights, self._ops)
+        self._ops.check_overrides_bound()
+
+    @property
+    def numerics_id(self) -> str:
+        """See `Runtime.numerics_id`."""
+        options = self._options
+        facts = (self.name, options.device, options.dtype, f"blocks of {options.block_size}", repr(self._config))
+        return digest((), *facts, self._ops.numerics(), *self.compiled_for())
 
     def allocate(self, blocks: int, states: int) -> None:
         """See `Runtime.allocate`."""
-        self._caches = [
-            {name: self._arrays.zeros((blocks, *self._block_shape(cache))) for name, cache in layer.items()}
-            for layer in self._layout
-        ]
-
-    def _block_shape(self, cache: PagedCache) -> tuple[int, ...]:
-        return (self._block_size, *cache.entry_shape)
+        self._caches.allocate(blocks, states)
 
     def forward(self, batch: Batch) -> StepOutput:
         """See `Runtime.forward`."""
+        output = self.run(self.device_step(batch))
+        return StepOutput(output.logits, output.hidden)
+
+    def run(self, step: DeviceStep) -> ModelOutput:
+        """The model's own step."""
         if self._model is None:
             raise RuntimeError("forward before load")
-        return StepOutput(logits=self._model.forward(self.device_step(batch), self._caches))
+        return self._model.forward(step, self._caches.layers)
 
     def device_step(self, batch: Batch) -> DeviceStep:
         """The batch where the ops compute."""
@@ -134,11 +144,15 @@ class OpRuntime(Runtime):
             token_ids=move(batch.token_ids),
             positions=move(batch.positions),
             rope_lengths=move(np.repeat(batch.rope_length, np.diff(batch.query_start))),
-            slots=move(cache_slots(batch, self._block_size)),
+            slots=move(cache_slots(batch, self._options.block_size)),
             query_start=move(batch.query_start),
             context_len=move(batch.context_len),
             block_table=move(batch.block_table),
+            state_slots=move(batch.state_slot),
+            save_slots=move(batch.save_slot),
             output_rows=move(batch.output_rows.astype(np.int64)),
+            hidden_rows=None if batch.hidden_rows is None else move(batch.hidden_rows.astype(np.int64)),
+            hidden=batch.hidden,
         )
 
     def take_rows(self, logits: Array, rows: IntArray) -> Array:
@@ -155,41 +169,31 @@ class OpRuntime(Runtime):
         logsumexp, target_logit, top_ids, top_logits = (self._arrays.to_host(result) for result in results)
         return Scores(logsumexp, target_logit, top_ids[:, :k], top_logits[:, :k])
 
-    def commit(self, accepted: IntArray) -> None:
-        """See `Runtime.commit`. Paged entries need nothing: what was not accepted is overwritten."""
-
     def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
         """See `Runtime.copy_blocks`."""
-        for array in self._cache_arrays():
-            self._arrays.copy_blocks(array, source, target)
+        self._caches.copy("block", source, target)
 
-    def snapshot(self, slot: int) -> tuple[Array, ...]:
-        """See `Runtime.snapshot`. The models of this class have no recurrent states, so there is nothing in it."""
-        return ()
-
-    def restore(self, slot: int, snapshot: tuple[Array, ...]) -> None:
-        """See `Runtime.restore`."""
+    def copy_states(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """See `Runtime.copy_states`."""
+        self._caches.copy("state", source, target)
 
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
-        """See `Runtime.export_blocks`: layer by layer, array by array, the blocks in the order given."""
-        return b"".join(self._arrays.read_blocks(array, blocks) for array in self._cache_arrays())
+        """See `Runtime.export_blocks`."""
+        return self._caches.read("block", blocks)
 
     def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
         """See `Runtime.import_blocks`."""
-        wanted = self.bytes_per_block * len(blocks)
-        if len(data) != wanted:
-            raise ValueError(f"{len(blocks)} blocks hold {wanted} bytes; {len(data)} were given")
-        start = 0
-        for array in self._cache_arrays():
-            size = len(blocks) * prod(array.shape[1:]) * self._arrays.itemsize
-            self._arrays.write_blocks(array, blocks, data[start : start + size])
-            start += size
+        self._caches.write("block", blocks, data)
 
-    def _cache_arrays(self) -> Iterator[Array]:
-        for layer in self._caches:
-            yield from layer.values()
+    def export_states(self, slots: Sequence[int]) -> bytes:
+        """See `Runtime.export_states`."""
+        return self._caches.read("state", slots)
+
+    def import_states(self, slots: Sequence[int], data: bytes) -> None:
+        """See `Runtime.import_states`."""
+        self._caches.write("state", slots, data)
 
     def close(self) -> None:
         """See `Runtime.close`."""
         self._model = None
-        self._caches = []
+        self._caches.drop()

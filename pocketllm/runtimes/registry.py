@@ -47,6 +47,8 @@ BACKENDS = {
         Backend("triton", "pocketllm.runtimes.triton_runtime", "TritonRuntime", "triton", "cuda", serves_on="cuda"),
         Backend("numba", "pocketllm.runtimes.numba_runtime", "NumbaRuntime", "numba", None),
         Backend("torch", "pocketllm.runtimes.torch_runtime", "TorchRuntime", "torch", "torch"),
+        # On a CPU it does without CuPy; on a GPU it says itself that it is missing.
+        Backend("cupy", "pocketllm.runtimes.cupy_runtime", "CupyRuntime", "numpy", None, serves_on="cuda"),
     )
 }
 """By name, the fastest first: `auto` takes the first that can run the model on its device."""

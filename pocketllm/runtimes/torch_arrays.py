@@ -18,11 +18,18 @@ class TorchArrays(ArrayLibrary):
     def __init__(self, device: str, dtype: str) -> None:
         self.device = torch.device(device)
         self.dtype = DTYPES[dtype]
-        self.itemsize = self.dtype.itemsize
 
-    def zeros(self, shape: Sequence[int]) -> torch.Tensor:
+    def itemsize(self, dtype: str) -> int:
+        """See `ArrayLibrary.itemsize`."""
+        return self._dtype(dtype).itemsize
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """See `ArrayLibrary.zeros`."""
-        return torch.zeros(tuple(shape), dtype=self.dtype, device=self.device)
+        return torch.zeros(tuple(shape), dtype=self._dtype(dtype), device=self.device)
+
+    def _dtype(self, dtype: str) -> torch.dtype:
+        named: torch.dtype = self.dtype if dtype == "activation" else getattr(torch, dtype)
+        return named
 
     def from_host(self, array: Host) -> torch.Tensor:
         """See `ArrayLibrary.from_host`."""
@@ -32,16 +39,23 @@ class TorchArrays(ArrayLibrary):
         """See `ArrayLibrary.to_host`."""
         return array.cpu().numpy()
 
-    def read_blocks(self, array: torch.Tensor, blocks: Sequence[int]) -> bytes:
-        """See `ArrayLibrary.read_blocks`."""
-        return array[list(blocks)].contiguous().cpu().view(torch.uint8).numpy().tobytes()
+    def read_rows(self, array: torch.Tensor, rows: Sequence[int]) -> bytes:
+        """See `ArrayLibrary.read_rows`."""
+        return array[list(rows)].contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
-    def write_blocks(self, array: torch.Tensor, blocks: Sequence[int], data: bytes) -> None:
-        """See `ArrayLibrary.write_blocks`."""
-        if blocks:
-            values = torch.frombuffer(bytearray(data), dtype=array.dtype).reshape(len(blocks), *array.shape[1:])
-            array[list(blocks)] = values.to(self.device)
+    def write_rows(self, array: torch.Tensor, rows: Sequence[int], data: bytes) -> None:
+        """See `ArrayLibrary.write_rows`."""
+        if rows:
+            values = torch.frombuffer(bytearray(data), dtype=array.dtype).reshape(len(rows), *array.shape[1:])
+            array[list(rows)] = values.to(self.device)
 
-    def copy_blocks(self, array: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
-        """See `ArrayLibrary.copy_blocks`."""
+    def copy_rows(self, array: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
+        """See `ArrayLibrary.copy_rows`."""
         array[list(target)] = array[list(source)]
+
+
+def torch_build(device: str) -> tuple[str, ...]:
+    """What the bits of PyTorch's operations depend on: its version, and the processor or device."""
+    cuda = torch.device(device).type == "cuda"
+    processor = torch.cuda.get_device_name(device) if cuda else torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}", processor

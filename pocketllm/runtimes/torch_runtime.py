@@ -6,8 +6,6 @@ batch invariance.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from pocketllm.checkpoint.quant import QuantTensor, dequantize
@@ -15,8 +13,8 @@ from pocketllm.kernels.contract import Array
 from pocketllm.kernels.registry import BackendOpTable
 from pocketllm.models.family import ModelConfig, WeightSpec
 from pocketllm.runtimes.base import Batch, IntArray, RuntimeOptions, SamplingRows, Scores, StepOutput
-from pocketllm.runtimes.op_runtime import DeviceStep, OpRuntime
-from pocketllm.runtimes.torch_arrays import DTYPES, TorchArrays
+from pocketllm.runtimes.op_runtime import OpRuntime
+from pocketllm.runtimes.torch_arrays import DTYPES, TorchArrays, torch_build
 
 
 class TorchRuntime(OpRuntime):
@@ -26,7 +24,6 @@ class TorchRuntime(OpRuntime):
     batch_invariant = "matrix products of PyTorch round differently for different batch sizes"
 
     def __init__(self, config: ModelConfig, options: RuntimeOptions) -> None:
-        self._options = options
         super().__init__(config, options)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
@@ -53,26 +50,26 @@ class TorchRuntime(OpRuntime):
 
     def make_ops(self, options: RuntimeOptions) -> BackendOpTable:
         """See `OpRuntime.make_ops`."""
-        return BackendOpTable("torch", device=options.device, dtype=options.dtype)
+        return BackendOpTable("torch", device=options.device, dtype=options.dtype, overrides=options.overrides)
+
+    def compiled_for(self) -> tuple[str, ...]:
+        """See `OpRuntime.compiled_for`."""
+        return torch_build(self._options.device)
 
     @torch.inference_mode()
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> torch.Tensor:
         """See `OpRuntime.prepare`: expanded, matrices to the activation dtype.
 
-        Vectors (norms, biases, divisors of rotary frequencies) are float32 by the ops' contracts.
+        What is no matrix (norms, biases, convolutions) is float32 by the ops' contracts.
         """
         values = torch.from_numpy(dequantize(tensor)).reshape(spec.shape)
-        dtype = torch.float32 if values.ndim == 1 else DTYPES[self._options.dtype]
+        dtype = DTYPES[self._options.dtype] if values.ndim == 2 else torch.float32
         return values.to(device=self._options.device, dtype=dtype)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> StepOutput:
         """See `Runtime.forward`."""
         return super().forward(batch)
-
-    def device_step(self, batch: Batch) -> DeviceStep:
-        """See `OpRuntime.device_step`. What steers Python loops stays on the host."""
-        return replace(super().device_step(batch), query_start=batch.query_start, context_len=batch.context_len)
 
     @torch.inference_mode()
     def sample(self, logits: Array, rows: SamplingRows) -> IntArray:

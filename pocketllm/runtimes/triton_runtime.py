@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from importlib.metadata import version
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from pocketllm.kernels.registry import BackendOpTable
 from pocketllm.models.family import ModelConfig, WeightSpec
 from pocketllm.runtimes.base import Batch, Progress, RuntimeOptions, SamplingRows
 from pocketllm.runtimes.op_runtime import OpRuntime
-from pocketllm.runtimes.torch_arrays import DTYPES, TorchArrays
+from pocketllm.runtimes.torch_arrays import DTYPES, TorchArrays, torch_build
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,6 @@ class TritonRuntime(OpRuntime):
     batch_invariant = None
 
     def __init__(self, config: ModelConfig, options: RuntimeOptions) -> None:
-        self._options = options
         if options.device == "cpu":
             choose_interpreter()
             logger.warning("backend triton interprets its kernels on the CPU: this proves them, and is very slow")
@@ -56,12 +56,17 @@ class TritonRuntime(OpRuntime):
 
     def make_ops(self, options: RuntimeOptions) -> BackendOpTable:
         """See `OpRuntime.make_ops`."""
-        return BackendOpTable("triton", device=options.device, dtype=options.dtype)
+        return BackendOpTable("triton", device=options.device, dtype=options.dtype, overrides=options.overrides)
+
+    def compiled_for(self) -> tuple[str, ...]:
+        """See `OpRuntime.compiled_for`. Scores are put in order by PyTorch."""
+        return f"triton {version('triton')} as {loaded_as()}", *torch_build(self._options.device)
 
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> torch.Tensor:
-        """See `OpRuntime.prepare`: expanded to the activation dtype."""
+        """See `OpRuntime.prepare`: expanded, matrices to the activation dtype; the rest is float32 by contract."""
         values = torch.from_numpy(dequantize(tensor)).reshape(spec.shape)
-        return values.to(device=self._options.device, dtype=DTYPES[self._options.dtype])
+        dtype = DTYPES[self._options.dtype] if values.ndim == 2 else torch.float32
+        return values.to(device=self._options.device, dtype=dtype)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """See `Runtime.load`."""
@@ -75,9 +80,9 @@ class TritonRuntime(OpRuntime):
         Attention has one way for block tables that fit into a segment of keys and one for longer ones, and sampling
         has kernels that only some requests need.
         """
-        longest = -(-self._config.context_length // self._block_size)
+        longest = -(-self._config.context_length // self._options.block_size)
         widths = (1, longest)
-        self.allocate(1, 0)
+        self.allocate(1, 1)
         for done, width in enumerate(widths):
             progress("kernels", done, len(widths) + 1)
             logits = self.forward(_one_token(width, self._config.context_length)).logits
@@ -87,7 +92,7 @@ class TritonRuntime(OpRuntime):
         for constrained in (False, True):
             self.sample(logits, _one_draw(self.vocab_size, constrained=constrained))
         progress("kernels", len(widths) + 1, len(widths) + 1)
-        self._caches = []
+        self._caches.drop()
 
 
 def _cpu_obstacle() -> str | None:
@@ -124,7 +129,8 @@ def _one_token(blocks: int, rope_length: int) -> Batch:
         query_start=np.array([0, 1], np.int32),
         context_len=one,
         block_table=np.array([[0] + [-1] * (blocks - 1)], np.int32),
-        state_slot=zero,
+        state_slot=-one,
+        save_slot=zero,
         rope_length=np.array([rope_length], np.int32),
         output_rows=zero,
     )

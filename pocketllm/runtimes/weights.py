@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketllm.checkpoint.checkpoint import Checkpoint
-from pocketllm.checkpoint.quant import QuantTensor
+from pocketllm.checkpoint.quant import FORMATS, QuantTensor
 from pocketllm.errors import CheckpointError
-from pocketllm.models.family import ModelConfig, WeightSpec, family
+from pocketllm.models.family import ColumnSlice, ModelConfig, RowSlice, WeightSpec, family
 
 # Buffers that older exporters wrote beside the weights; the configuration says the same.
 _REDUNDANT_ENDINGS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
@@ -34,15 +34,16 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> tuple[WeightSp
             if not spec.optional:
                 checkpoint.tensor(spec.stored_as)  # raises: there is no such tensor
             continue
-        if info.shape != spec.shape:
+        if info.shape != spec.stored_shape:
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {spec.stored_as!r} has shape {list(info.shape)}; "
-                f"by the configuration it is {list(spec.shape)}"
+                f"by the configuration it is {list(spec.stored_shape)}"
             )
         present.append(spec)
     used = {spec.stored_as for spec in specs}
+    unread = family(config.model_type).unread_tensors(config)
     for name in checkpoint.tensors:
-        if name not in used and not name.endswith(_REDUNDANT_ENDINGS):
+        if name not in used and not name.endswith(_REDUNDANT_ENDINGS) and not name.startswith(unread):
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {name!r} is used by no layer of family {config.model_type!r} "
                 "with this configuration; running the model without it would give wrong answers"
@@ -54,7 +55,22 @@ def read_weights(checkpoint: Checkpoint, specs: tuple[WeightSpec, ...]) -> Itera
     """The tensors of `specs`, one after another, with their rows in the order that the ops expect."""
     for spec in specs:
         tensor = checkpoint.tensor(spec.stored_as)
+        tensor = _part_of(tensor, spec)
         yield spec, _unpair(tensor, spec.unpair_heads) if spec.unpair_heads else tensor
+
+
+def _part_of(tensor: QuantTensor, spec: WeightSpec) -> QuantTensor:
+    """Some rows, with their blocks as they are, or some columns, as long as they are whole blocks."""
+    part = spec.part
+    data: npt.NDArray[np.uint8]
+    if isinstance(part, RowSlice):
+        data = tensor.data.reshape(part.groups, part.group_rows, -1)[:, part.start : part.stop]
+    elif isinstance(part, ColumnSlice):
+        row_bytes = FORMATS[tensor.format].row_bytes
+        data = tensor.data[:, row_bytes(part.start) : row_bytes(part.stop)]
+    else:
+        return tensor
+    return replace(tensor, data=np.ascontiguousarray(data).reshape(spec.shape[0], -1), shape=spec.shape)
 
 
 def _unpair(tensor: QuantTensor, heads: int) -> QuantTensor:

@@ -24,7 +24,7 @@ def usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: str(benchmark.NAME))
 def test_every_benchmark_is_a_command(benchmark: object, capsys: pytest.CaptureFixture[str]) -> None:
     name = getattr(benchmark, "NAME", "")
-    assert f"  {name} " in usage(["bench"], capsys)
+    assert f"\n    {name}" in usage(["bench"], capsys)
     assert usage(["bench", name], capsys).startswith(f"usage: pocketllm bench {name}")
 
 

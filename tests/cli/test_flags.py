@@ -36,7 +36,7 @@ def toml(directory: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("owner", "table", "left_out"),
     [
-        (EngineArgs, flags.ENGINE_FLAGS, {"backend_options"}),
+        (EngineArgs, flags.ENGINE_FLAGS, {"backend_options", "kernels"}),
         (ServerArgs, flags.SERVER_FLAGS, set()),
     ],
 )
@@ -73,6 +73,17 @@ def test_a_source_that_is_overruled_is_not_read(monkeypatch: pytest.MonkeyPatch)
         flags.server_args(parsed())
 
 
+def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POCKETLLM_PREFIX_CACHE", "off")
+    assert not flags.engine_args(parsed()).prefix_cache
+    assert flags.engine_args(parsed("--prefix-cache", "on")).prefix_cache
+    monkeypatch.setenv("POCKETLLM_PREFIX_CACHE", "no")
+    with pytest.raises(ConfigurationError, match="POCKETLLM_PREFIX_CACHE='no': give on or off"):
+        EngineArgs.from_env()
+    with pytest.raises(ConfigurationError, match="prefix_cache is 1: give True or False"):
+        EngineArgs(prefix_cache=1)  # type: ignore[arg-type]
+
+
 def test_engine_arguments_from_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POCKETLLM_PARALLEL", "3")
     monkeypatch.setenv("POCKETLLM_DECODE_SHARE", "0.5")
@@ -86,6 +97,7 @@ VALUES = {
     env.TEXT: st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1),
     env.WHOLE: st.integers(2, 1024),
     env.NUMBER: st.floats(0.001, 1),
+    env.SWITCH: st.booleans(),
     env.TEXTS: st.lists(st.from_regex(r"[a-z]+", fullmatch=True), min_size=1, max_size=3),
 }
 FREE = [flag for flag in (*flags.ENGINE_FLAGS, *flags.SERVER_FLAGS) if flag.field not in ("backend", "device", "dtype")]
@@ -95,7 +107,7 @@ FREE = [flag for flag in (*flags.ENGINE_FLAGS, *flags.SERVER_FLAGS) if flag.fiel
 def test_all_sources_read_a_value_alike(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     flag = data.draw(st.sampled_from(FREE))
     value = data.draw(VALUES[flag.kind])
-    text = ",".join(value) if isinstance(value, list) else str(value)
+    text = ",".join(value) if isinstance(value, list) else flag.kind.show(value)
     make = flags.engine_args if flag.owner is EngineArgs else flags.server_args
     path = toml(tmp_path_factory.getbasetemp(), f"{flag.name} = {json.dumps(value)}\n")
     results = [make(parsed(f"--{flag.name}={text}")), make(parsed("--config", str(path)))]
@@ -117,6 +129,8 @@ def test_all_sources_read_a_value_alike(tmp_path_factory: pytest.TempPathFactory
         ("max-queue = true", r"max-queue is True: give a whole number"),
         ("max-queue = 2.0", r"max-queue is 2.0: give a whole number"),
         ('decode-share = "half"', r"decode-share is 'half': give a number"),
+        ('prefix-cache = "on"', r"prefix-cache is 'on': give true or false"),
+        ("prefix-cache = 1", r"prefix-cache is 1: give true or false"),
         ("alias = [1]", r"alias is \[1\]: give text, or a list of texts"),
         ("model = 7", r"model is 7: give text"),
         ("port = 80000", r"port is 80000: give a whole number from 0 to 65535"),

@@ -46,7 +46,7 @@ def together(address: str, path: str, bodies: Sequence[Fields]) -> list[tuple[Fi
 
 def both_modes(address: str, path: str, **body: Any) -> Reply:
     """The reply to a body, the same whole and streamed; one after the other, so that both are computed alike."""
-    whole, streamed = (ask(address, path, stream, **body) for stream in (False, True))
+    whole, streamed = (ask(address, path, stream, **body, cache_prompt=False) for stream in (False, True))
     assert whole.choices == streamed.choices
     return whole
 
@@ -293,6 +293,21 @@ def test_budgets_that_are_none(real_server: str, most: Any) -> None:
     for path, prompt in ((COMPLETIONS, {"prompt": NUMBERS}), (CHAT, {"messages": QUESTION})):
         answer = call(real_server, "POST", path, {**prompt, "max_tokens": most})
         assert (answer.status, answer.error["param"]) == (400, "max_tokens")
+
+
+def test_the_second_turn_of_a_chat_computes_what_is_new(real_server: str) -> None:
+    system = {"role": "system", "content": "You answer in one short sentence, and you never ask anything back."}
+    first = [system, *QUESTION]
+    answer = ask(real_server, CHAT, False, messages=first, max_tokens=12, temperature=0)
+    turn = {"role": "assistant", "content": answer.choices[0].text}
+    second = [*first, turn, {"role": "user", "content": "And what is 3+3?"}]
+    body = {"messages": second, "max_tokens": 8, "temperature": 0}
+    cold, warm = (ask(real_server, CHAT, False, **body, cache_prompt=cached) for cached in (False, True))
+    assert cold.choices[0].text == warm.choices[0].text
+    assert cold.usage["prompt_tokens_details"]["cached_tokens"] == 0
+    cached = warm.usage["prompt_tokens_details"]["cached_tokens"]
+    assert answer.usage["prompt_tokens"] - 16 <= cached < warm.usage["prompt_tokens"]
+    assert warm.timings["cache_n"] == cached
 
 
 def test_parallel_replies_do_not_mix(real_server: str) -> None:

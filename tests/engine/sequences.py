@@ -24,6 +24,7 @@ def new_sequence(
     seed: int = 0,
     end_ids: Iterable[int] = (),
     scored: bool = False,
+    shares_prefix: bool = True,
 ) -> Sequence:
     """A sequence that nothing was computed of; `scored` asks for its prompt's log probabilities."""
     tokens = list(prompt)
@@ -40,4 +41,5 @@ def new_sequence(
         end_ids=frozenset(end_ids),
         reply=Reply(VOCABULARY.tokenizer, ()),
         prompt_logprobs=[None] if scored else None,
+        shares_prefix=shares_prefix,
     )

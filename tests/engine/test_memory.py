@@ -54,6 +54,50 @@ def test_less_than_a_block_is_refused() -> None:
         planned(0, remainder=BLOCK - 1)
 
 
+STATE = 3000
+
+
+def with_states(mebibytes: int, **kwargs) -> CachePlan:
+    """The plan for a model with recurrent states and two sequences."""
+    args = EngineArgs(max_num_seqs=2, block_size=16, **kwargs)
+    return plan_cache(
+        args, context_length=CONTEXT, bytes_per_block=BLOCK, bytes_per_state=STATE, available=mebibytes * MIB
+    )
+
+
+def test_a_quarter_of_the_memory_goes_to_snapshots_of_states_as_long_as_they_are_not_too_many() -> None:
+    args = EngineArgs(max_num_seqs=2, block_size=16)
+
+    def states(available: int) -> int:
+        plan = plan_cache(
+            args, context_length=CONTEXT, bytes_per_block=BLOCK, bytes_per_state=STATE, available=available
+        )
+        assert plan.blocks * BLOCK + plan.states * STATE <= available
+        return plan.states
+
+    assert states(4 * 10 * STATE) == 2 + 10
+    assert states(10**9) == 2 + 2 * 32
+    assert states(6 * STATE + 7 * BLOCK) == 2 + 4
+    assert states(6 * STATE + BLOCK) == 2 + 4
+
+
+def test_states_come_before_blocks_and_the_message_tells_of_them() -> None:
+    with pytest.raises(ConfigurationError, match="beside 36 MiB of recurrent states and 36 MiB are available"):
+        plan_cache(
+            EngineArgs(max_num_seqs=2),
+            context_length=CONTEXT,
+            bytes_per_block=BLOCK,
+            bytes_per_state=6 * MIB,
+            available=36 * MIB,
+        )
+
+
+def test_without_a_prefix_cache_there_are_no_snapshots() -> None:
+    assert with_states(1).states == 2 + 64
+    assert with_states(1, prefix_cache=False).states == 2
+    assert planned(100).states == 0
+
+
 def test_the_message_tells_what_is_needed_and_what_is_there() -> None:
     args = EngineArgs(max_model_len=64, block_size=16)
     with pytest.raises(ConfigurationError, match="64 tokens needs 12 MiB of KV cache and 5 MiB are available"):

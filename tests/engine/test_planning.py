@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pocketllm.engine.batching import output_rows
-from pocketllm.engine.blocks import BlockPool
+from pocketllm.engine.cache import CacheManager
 from pocketllm.engine.scheduler import OVERDUE, Plan, Scheduler
 from pocketllm.engine.sequence import Sequence
 from pocketllm.types import SamplingParams, TokenLogprob
@@ -17,7 +17,7 @@ from tests.scripted import Vocabulary, arithmetic
 
 def scheduler(*, blocks: int = 1000, most: int = 8, chunk: int = 8, scored: int | None = None) -> Scheduler:
     return Scheduler(
-        BlockPool(blocks, 4), max_sequences=most, prefill_chunk=chunk, decode_share=0.25, scored_rows=scored
+        CacheManager(blocks, 4), max_sequences=most, prefill_chunk=chunk, decode_share=0.25, scored_rows=scored
     )
 
 
@@ -31,7 +31,7 @@ def run(plan: Plan, to: Scheduler, seconds: float = 1.0) -> None:
     for item in output_rows(plan).scored:
         item.sequence.add_prompt_logprob(TokenLogprob(item.place, b"", 0.0))
     for work in plan.work:
-        work.sequence.computed += work.tokens
+        to.cache.commit(work.sequence, work.tokens)
     for sequence in sampled:
         sequence.accept(LETTER)
     to.drop([sequence for sequence in to if sequence.finished])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pocketllm.engine.blocks import BlockPool
+from pocketllm.engine.cache import CacheManager
 from pocketllm.engine.reply import Reply
 from pocketllm.engine.request import RequestHandle
 from pocketllm.engine.sampler import SamplingDefaults, resolve
@@ -34,14 +34,14 @@ def sequence(arrival: int, prompt: int, budget: int) -> Sequence:
 
 
 def scheduler(blocks: int = 64, *, most: int = 4, chunk: int = 16, share: float = 0.25) -> Scheduler:
-    return Scheduler(BlockPool(blocks, 4), max_sequences=most, prefill_chunk=chunk, decode_share=share)
+    return Scheduler(CacheManager(blocks, 4), max_sequences=most, prefill_chunk=chunk, decode_share=share)
 
 
 def run(plan: Plan, to: Scheduler, seconds: float = 1.0) -> None:
     """Do a step's work without a model: every sampled sequence gets a token."""
     sampled = plan.sampled
     for work in plan.work:
-        work.sequence.computed += work.tokens
+        to.cache.commit(work.sequence, work.tokens)
     for item in sampled:
         item.accept(65)
     to.drop([item for item in to if item.finished])
@@ -74,13 +74,13 @@ def test_everything_finishes_and_blocks_are_conserved(
             continue
         run(plan, planner, seconds=durations[step % len(durations)])
     assert all(item.finished and item.generated == item.budget for item in everything)
-    assert planner.pool.free == blocks
+    assert planner.cache.blocks.free == blocks
 
 
 def check(plan: Plan, planner: Scheduler, blocks: int, most: int, chunk: int) -> None:
     """What holds of every plan."""
     held = [block for item in planner for block in item.blocks]
-    assert len(held) == len(set(held)) == blocks - planner.pool.free
+    assert len(held) == len(set(held)) == blocks - planner.cache.blocks.free
     assert len(planner.running) <= most
     for work in plan.work:
         assert 1 <= work.tokens <= work.sequence.remaining

@@ -9,9 +9,9 @@ import pytest
 
 from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.kernels.checking.comparison import plain, reference_results
 from pocketllm.kernels.contract import UNIT_ROUNDOFF, Case, NoScalars, Operand, OpSpec
 from pocketllm.kernels.registry import BackendOpTable, ReferenceOpTable, op_names, spec
-from tests.kernels.comparison import plain, reference_results
 
 EVERY_OP = pytest.mark.parametrize("op", op_names())
 EVERY_BENCH = pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 
 from pocketllm.kernels import numerics_triton
+from pocketllm.kernels.checking.arrays import BFLOAT16, FLOAT32, Mode, backend
+from pocketllm.kernels.checking.comparison import check
 from pocketllm.kernels.numerics_triton import narrow, product, widen
 from pocketllm.kernels.registry import spec
-from tests.kernels.backends import BACKENDS, BFLOAT16, FLOAT32, Mode
-from tests.kernels.comparison import check
 
-BACKEND = BACKENDS["triton"]
+BACKEND = backend("triton")
 UNIT = 2.0**-24
 exp_falling, tanh = numerics_triton.exp_falling, numerics_triton.tanh
 
@@ -108,4 +108,4 @@ def test_products_are_summed_in_float32(dtypes: tuple[torch.dtype, torch.dtype])
 @pytest.mark.parametrize("mode", [FLOAT32, BFLOAT16], ids=str)
 def test_draws_from_rows_of_several_blocks(seed: int, mode: Mode) -> None:
     case = spec("sample").make_case(np.random.default_rng(seed), {"R": 6, "V": 5003})
-    assert check(spec("sample"), case, BACKEND, mode) == 0
+    assert check(spec("sample"), case, BACKEND, mode).near_ties == 0

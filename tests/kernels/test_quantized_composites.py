@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pocketllm.kernels.checking.arrays import FLOAT32, backend
+from pocketllm.kernels.checking.comparison import reference_results
 from pocketllm.kernels.contract import Case, OpTable
 from pocketllm.kernels.quantized_linear.codes import FORMATS_WITH_CODES
 from pocketllm.kernels.quantized_linear.op_table import QuantizedReferenceOpTable
 from pocketllm.kernels.quantized_linear.spec import make_weight
 from pocketllm.kernels.registry import ReferenceOpTable, spec
-from tests.kernels.backends import BACKENDS, FLOAT32
-from tests.kernels.comparison import reference_results
 
 CLOSE, STEPS = 1e-5, 0.05
 SIZES = {"T": 6, "R": 4, "V": 77, "hidden": 256, "N": 512, "kv_heads": 2, "group": 4, "F": 16, "rest": 0, "S": 3}
@@ -47,7 +47,7 @@ def test_composites_follow_their_weights(op: str, format: str) -> None:
     for seed in range(3):
         case = quantized_case(op, format, seed)
         expected = results(case, op, QuantizedReferenceOpTable())
-        found = results(case, op, BACKENDS["numba"].table(FLOAT32))
+        found = results(case, op, backend("numba").table(FLOAT32))
         size = np.abs(expected).max()
         error = np.abs(found - expected)
         assert np.median(error) <= CLOSE * size

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from pocketllm.kernels.checking.arrays import BFLOAT16, FLOAT16_CACHE, FLOAT32, Mode, backend
+from pocketllm.kernels.checking.comparison import check, in_storage, scalars_of
 from pocketllm.kernels.paged_attention import impl_triton
 from pocketllm.kernels.registry import spec
-from tests.kernels.backends import BACKENDS, BFLOAT16, FLOAT16_CACHE, FLOAT32, Mode
-from tests.kernels.comparison import check, in_storage, scalars_of
 
-BACKEND = BACKENDS["triton"]
+BACKEND = backend("triton")
 SEGMENT = 64
 SIZES = {"S": 1, "kv_heads": 2, "group": 3, "D": 24, "block_size": 16, "new": 1, "ragged": 1}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pocketllm.kernels.jit.report_triton import CAPABILITIES, triton_ops
+from pocketllm.kernels.jit.report_triton import CAPABILITIES, ops
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_GPU = pytest.mark.parametrize("capability", CAPABILITIES, ids="sm_{}".format)
@@ -31,7 +31,7 @@ def report(capability: int) -> dict[str, Any]:
 @EVERY_GPU
 def test_every_kernel_of_every_model_compiles_and_spills_nothing(capability: int) -> None:
     rows = report(capability)["rows"]
-    assert {row["kernel"].partition(":")[0] for row in rows} == set(triton_ops())
+    assert {row["kernel"].partition(":")[0] for row in rows} == set(ops())
     assert {row["architecture"] for row in rows} == {f"sm_{capability}"}
     assert all(row["registers"] > 0 for row in rows)
     assert [row for row in rows if row["spilled"]] == []
@@ -47,7 +47,7 @@ def test_shared_memory_is_within_what_a_block_may_have(capability: int) -> None:
 @EVERY_GPU
 def test_sizes_that_no_vector_divides_compile_too(capability: int) -> None:
     rows = report(capability)["odd sizes"]
-    assert {row["kernel"].partition(":")[0] for row in rows} == set(triton_ops())
+    assert {row["kernel"].partition(":")[0] for row in rows} == set(ops())
 
 
 def test_nothing_is_left_to_compile_once_a_model_is_loaded() -> None:

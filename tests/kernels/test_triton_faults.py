@@ -11,17 +11,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 
-from pocketllm.kernels.contract import Arrays, BoundOp, OpCall, OpSpec
-from pocketllm.kernels.registry import BackendOpTable, implementation, spec
-from tests.kernels.backends import BACKENDS, BFLOAT16, FLOAT32, Mode
-from tests.kernels.comparison import check
+from pocketllm.kernels.checking.arrays import BFLOAT16, FLOAT32, backend
+from pocketllm.kernels.checking.comparison import KernelMismatchError, check
+from pocketllm.kernels.contract import OpSpec
+from pocketllm.kernels.registry import implementation, spec
 
-BACKEND = BACKENDS["triton"]
+BACKEND = backend("triton")
 SEGMENT = 64
 LONGER = {"paged_attention": {"context": (70, 100), "block_size": (2, 16), "S": (1, 2), "kv_heads": (1, 2)}}
 
@@ -53,19 +52,6 @@ FAULTS = {
     "score: sum not shifted back": ("score", "+ shift, float", ", float"),
     "kv_write: keys in place of values": ("kv_write", "tl.load(value + source", "tl.load(key + source"),
 }
-
-
-class ChangedOps(BackendOpTable):
-    """Triton's ops, one of them from another module."""
-
-    def __init__(self, op: str, module: ModuleType, mode: Mode) -> None:
-        super().__init__("triton", device=BACKEND.device, dtype=mode.dtype, cache_dtype=mode.cache_dtype)
-        self.op = op
-        self.module = module
-
-    def bind(self, op: str, weights: Arrays | None = None, **scalars: Any) -> BoundOp:
-        call = OpCall(spec(op).scalars(**scalars), weights or {}, self.device, self.dtype, self.cache_dtype)
-        return self.module.bind(call) if op == self.op else super().bind(op, weights, **scalars)
 
 
 Change = Callable[[str, str, str], ModuleType]
@@ -104,8 +90,8 @@ def complaint(op: str, module: ModuleType, cases: int) -> str | None:
         mode = (FLOAT32, BFLOAT16)[seed % 2]
         try:
             with np.errstate(all="ignore"):  # of broken kernels in the interpreter
-                check(contract, case, BACKEND, mode, table=ChangedOps(op, module, mode))
-        except AssertionError as error:
+                check(contract, case, BACKEND, mode, table=BACKEND.table(mode, {op: module}))
+        except KernelMismatchError as error:
             return str(error)
     return None
 

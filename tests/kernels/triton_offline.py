@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
 from pocketllm.kernels.jit.loading_triton import choose_compiler
-from pocketllm.kernels.jit.report_triton import DTYPES, distinct, launches_of, timed_launches, triton_ops
+from pocketllm.kernels.jit.report_triton import DTYPES, distinct, launches_of, ops, timed_launches
 from pocketllm.kernels.jit.toolchain_triton import Launch, cuda_target, recorded_launches, table_row
 from pocketllm.kernels.registry import spec
 from pocketllm.models.family import ModelConfig, family, model_types
@@ -109,7 +109,9 @@ def model_launches(raw: dict[str, Any], dtype: str, target: GPUTarget) -> tuple[
     config = module.parse_config("hf", raw)
     runtime = ShapesRuntime(config, RuntimeOptions(device="meta", dtype=dtype, block_size=16))
     weights = {
-        weight.name: torch.empty(weight.shape, dtype=getattr(torch, dtype), device="meta")
+        weight.name: torch.empty(
+            weight.shape, dtype=getattr(torch, dtype if len(weight.shape) == 2 else "float32"), device="meta"
+        )
         for weight in module.weights(config, "hf")
         if not weight.optional
     }
@@ -131,7 +133,7 @@ def unused_kernels(launches: list[Launch]) -> list[str]:
     """Functions of the implementations that no launch reaches, directly or from another function."""
     launched = {launch.name for launch in launches}
     unused = []
-    for op in triton_ops():
+    for op in ops():
         module = importlib.import_module(f"pocketllm.kernels.{op}.impl_triton")
         source = inspect.getsource(module)
         functions = [value for value in vars(module).values() if isinstance(value, JITFunction)]
@@ -145,9 +147,9 @@ def unused_kernels(launches: list[Launch]) -> list[str]:
 def main(capability: int) -> None:
     choose_compiler()
     target = cuda_target(capability)
-    of_ops = [launch for op in triton_ops() for launch in timed_launches(op, target)]
+    of_ops = [launch for op in ops() for launch in timed_launches(op, target)]
     odd = []
-    for op in triton_ops():
+    for op in ops():
         for end in (0, 1):
             dims = {name: max(ends[end], 1) for name, ends in spec(op).dims.items()}
             odd += launches_of(spec(op), dims, "bfloat16", target)

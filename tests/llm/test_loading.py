@@ -6,40 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pocketllm import env
-from pocketllm.checkpoint.safetensors import SafetensorsCheckpoint
 from pocketllm.config import EngineArgs
 from pocketllm.errors import ConfigurationError, ModelNotFoundError, UnsupportedFeatureError
 from pocketllm.llm import LLM
 from pocketllm.runtimes import registry
 from pocketllm.types import SamplingParams
-from tests.models.test_against_transformers import save_tiny
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with random weights, and a tokenizer of single bytes."""
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny("llama", {}, folder)
-    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-@pytest.fixture
-def checkpoint(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The tiny model; reading one of its tensors fails the test."""
-
-    def read(self: SafetensorsCheckpoint, name: str) -> Any:
-        raise AssertionError(f"weight {name} is read")
-
-    monkeypatch.setattr(SafetensorsCheckpoint, "tensor", read)
-    return tiny
 
 
 def test_a_directory_becomes_an_llm(tiny: Path) -> None:
@@ -105,6 +78,7 @@ UNUSABLE = {
     "decode_share": "1.5",
     "block_size": "0",
     "kv_cache_mib": "0",
+    "prefix_cache": "yes",
     "threads": "0.5",
     "step_timeout": "0",
 }

@@ -17,6 +17,9 @@ from tests.forward import all_logits, load_runtime
 # Float32 logits of a few layers of width 48: thousands of roundings of numbers near one.
 TOLERANCE = 2e-5
 
+# Transformers takes the delta rule in chunks, whose inverted triangular systems spread roundings further.
+TOLERANCES = {"qwen3_5": 1e-4}
+
 LLAMA_SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 3.0},
     "dynamic": {"type": "dynamic", "factor": 3.0},
@@ -93,7 +96,7 @@ def test_logits(model_type: str, changes: dict[str, Any], tmp_path: Path) -> Non
     for chunks in ([], [1, 63, 2]):
         ours = all_logits(runtime, tokens, chunks, rope_length=length)
         scale = np.abs(reference).max()
-        np.testing.assert_allclose(ours, reference, rtol=0, atol=TOLERANCE * scale)
+        np.testing.assert_allclose(ours, reference, rtol=0, atol=TOLERANCES.get(model_type, TOLERANCE) * scale)
 
 
 def test_dynamic_scaling_stretches_with_the_length_fixed_at_admission(tmp_path: Path) -> None:
@@ -117,7 +120,8 @@ def test_bfloat16_stays_close(model_type: str, tmp_path: Path) -> None:
     with torch.no_grad():
         reference = model(torch.tensor([tokens])).logits[0].numpy()
     exact = all_logits(load_runtime(tmp_path), tokens)
-    np.testing.assert_allclose(exact, reference, rtol=0, atol=TOLERANCE * np.abs(reference).max())
+    tolerance = TOLERANCES.get(model_type, TOLERANCE) * np.abs(reference).max()
+    np.testing.assert_allclose(exact, reference, rtol=0, atol=tolerance)
     half = all_logits(load_runtime(tmp_path, dtype="bfloat16"), tokens)
     # Eight bits of mantissa through three layers: a few percent of the spread, and not the float32 result itself.
     spread = reference.std()

@@ -47,8 +47,14 @@ def paired(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]
     return rows[order]
 
 
-def write_gguf(model: Any, path: Path, extra: dict[str, npt.NDArray[np.float32]] | None = None, **keys: Any) -> None:
-    """The model as a float32 GGUF; `keys` are further metadata under the architecture."""
+def write_gguf(
+    model: Any,
+    path: Path,
+    extra: dict[str, npt.NDArray[np.float32]] | None = None,
+    matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    **keys: Any,
+) -> None:
+    """The model as a GGUF, its matrices in some format; `keys` are further metadata under the architecture."""
     config, arch = model.config, model.config.model_type
     writer = gguf.GGUFWriter(path, arch)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -81,7 +87,10 @@ def write_gguf(model: Any, path: Path, extra: dict[str, npt.NDArray[np.float32]]
             values = paired(values, config.num_attention_heads)
         if arch == "llama" and "k_proj" in name:
             values = paired(values, config.num_key_value_heads)
-        writer.add_tensor(gguf_name(name), values)
+        if values.ndim == 2 and matrices != gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, matrices), raw_dtype=matrices)
+        else:
+            writer.add_tensor(gguf_name(name), values)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

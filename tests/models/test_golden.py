@@ -13,7 +13,17 @@ from pocketllm.runtimes.base import Runtime
 from tests.forward import all_logits, greedy, load_runtime
 from tests.golden import FOLDER, golden, tiny_checkpoints
 
-TRUNK = ("llama", "llama_bf16", "llama_rope_llama3", "llama_rope_yarn", "qwen2", "qwen2_sharded", "qwen3")
+TRUNK = (
+    "llama",
+    "llama_bf16",
+    "llama_rope_llama3",
+    "llama_rope_yarn",
+    "qwen2",
+    "qwen2_sharded",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_wrapped",
+)
 LOGITS_TOLERANCE = 1e-3
 
 # What the real model's logits may differ by from the golden float32 run: both round, thirty layers deep.

@@ -226,7 +226,7 @@ def test_fields_that_are_not_served_pass_at_their_neutral_values_only(table: typ
                 assert error.param == name
                 assert "not supported by this server" in str(error)
                 assert rule.instead in str(error)
-    assert count > 20
+    assert count >= 20
 
 
 @pytest.mark.parametrize(("value", "neutral"), [(1, True), (1.0, True), (True, False), ("1", False), (2, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -52,7 +53,8 @@ def batch(*parts: tuple[list[int], int, list[int]], rows: list[int] | None = Non
         query_start=int32([0, *ends]),
         context_len=int32([start + len(tokens) for tokens, start, _ in parts]),
         block_table=int32([blocks + [-1] * (widest - len(blocks)) for _, _, blocks in parts]),
-        state_slot=int32([0] * len(parts)),
+        state_slot=int32([-1] * len(parts)),
+        save_slot=int32([-1] * ends[-1]),
         rope_length=int32([64] * len(parts)),
         output_rows=int32(ends - 1 if rows is None else rows),
     )
@@ -153,6 +155,84 @@ def test_a_new_cache_forgets() -> None:
     assert script.seen[-1] == (-1, -1, -1, 4)
 
 
+def recurrent(states: int = 4) -> NullRuntime:
+    options = RuntimeOptions(device="cpu", dtype="float32", block_size=SIZE)
+    runtime = NullRuntime.scripted(Contexts(), ScriptedConfig(vocab_size=VOCAB), options, recurrent=True)
+    runtime.allocate(8, states)
+    return runtime
+
+
+def saving(step: Batch, reads: list[int], saves: list[int]) -> Batch:
+    """The step, with slots."""
+    int32 = np.int32
+    return dataclasses.replace(step, state_slot=np.array(reads, int32), save_slot=np.array(saves, int32))
+
+
+def test_states_are_gone_on_from_wherever_they_were_saved() -> None:
+    runtime = recurrent()
+    runtime.forward(saving(batch(([1, 2, 3], 0, [0]), ([7], 0, [2])), [-1, -1], [-1, 2, 0, 1]))
+    runtime.forward(saving(batch(([4], 3, [0]), ([8], 1, [2])), [0, 1], [0, -1]))
+    runtime.forward(saving(batch(([3], 2, [0])), [2], [3]))  # from the snapshot after the second token
+    runtime.forward(saving(batch(([5], 3, [0])), [3], [-1]))
+
+
+def test_several_sequences_read_one_snapshot() -> None:
+    runtime = recurrent()
+    runtime.forward(saving(batch(([1, 2, 3, 4], 0, [0])), [-1], [-1, -1, -1, 2]))
+    runtime.forward(saving(batch(([5], 4, [0, 1]), ([6], 4, [0, 2])), [2, 2], [0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("reads", "saves", "complaint"),
+    [
+        ([1], [-1], "slot 1 has no states of the 3 tokens before"),  # nobody wrote it
+        ([2], [-1], "slot 2 has no states"),  # it is a token old
+        ([3], [-1], "slot 3 has no states"),  # it is another sequence's
+        ([-1], [-1], "slot -1 has no states"),
+    ],
+)
+def test_states_of_other_tokens_show(reads: list[int], saves: list[int], complaint: str) -> None:
+    runtime = recurrent()
+    runtime.forward(saving(batch(([1, 2, 3], 0, [0]), ([7, 7, 7], 0, [2])), [-1, -1], [-1, 2, 0, -1, -1, 3]))
+    with pytest.raises(AssertionError, match=complaint):
+        runtime.forward(saving(batch(([4], 3, [0])), reads, saves))
+
+
+@pytest.mark.parametrize(
+    ("reads", "saves", "complaint"),
+    [
+        ([0, 3], [1, 1], "written twice"),
+        ([0, 3], [3, -1], "read by another sequence"),
+        ([0, 0], [0, -1], "read by another sequence too"),
+    ],
+)
+def test_slots_that_are_written_are_nobody_elses(reads: list[int], saves: list[int], complaint: str) -> None:
+    runtime = recurrent()
+    tokens = [1, 2, 3]
+    runtime.forward(saving(batch((tokens, 0, [0]), (tokens, 0, [2])), [-1, -1], [-1, -1, 0, -1, -1, 3]))
+    with pytest.raises(AssertionError, match=complaint):
+        runtime.forward(saving(batch(([4], 3, [0]), ([4], 3, [2])), reads, saves))
+
+
+def test_states_are_copied_and_exported() -> None:
+    runtime = recurrent()
+    runtime.forward(saving(batch(([1, 2, 3], 0, [0])), [-1], [-1, -1, 0]))
+    runtime.copy_states([0], [2])
+    data = runtime.export_states([2])
+    assert len(data) == runtime.bytes_per_state > 0
+    runtime.import_states([3], data)
+    for slot in (2, 3):
+        runtime.forward(saving(batch(([4], 3, [0])), [slot], [-1]))
+    with pytest.raises(ValueError, match="2 slots hold 32 bytes, not 16"):
+        runtime.import_states([0, 1], data)
+
+
+def test_a_model_without_states_is_not_asked_for_any() -> None:
+    for reads, saves in (([0], [-1]), ([-1], [0])):
+        with pytest.raises(AssertionError, match="there are no states"):
+            made(Contexts()).forward(saving(batch(([1], 0, [0])), reads, saves))
+
+
 def test_there_are_no_states() -> None:
     runtime = made(Contexts())
-    assert (runtime.bytes_per_state, runtime.snapshot(0), runtime.device_memory()) == (0, None, None)
+    assert (runtime.bytes_per_state, runtime.export_states([]), runtime.device_memory()) == (0, b"", None)

@@ -29,7 +29,17 @@ from tests.forward import all_logits, as_numpy, chunk_batch, greedy, load_runtim
 from tests.golden import FOLDER, golden, tiny_checkpoints
 from tests.models.test_against_transformers import save_tiny
 
-TRUNK = ("llama", "llama_bf16", "llama_rope_llama3", "llama_rope_yarn", "qwen2", "qwen2_sharded", "qwen3")
+TRUNK = (
+    "llama",
+    "llama_bf16",
+    "llama_rope_llama3",
+    "llama_rope_yarn",
+    "qwen2",
+    "qwen2_sharded",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_wrapped",
+)
 LOGITS_TOLERANCE = 1e-3
 
 # What rounding activations to int8 does to the real model's logits, over its golden prompts and replies: at most 2.6,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from pocketllm.errors import CheckpointError
-from pocketllm.models.family import PagedCache, StateCache, family
+from pocketllm.models.family import PagedCache, family
 from pocketllm.runtimes.base import Runtime, RuntimeOptions, SamplingRows
 from pocketllm.runtimes.torch_runtime import TorchRuntime
 from tests.forward import all_logits, as_numpy, chunk_batch, load_runtime
@@ -147,7 +147,6 @@ def test_what_it_cannot_run_is_said_before_anything_is_read(monkeypatch: pytest.
     config = module.parse_config("hf", module.tiny_config())
     options = RuntimeOptions(device="cpu", dtype="float32", block_size=16)
     layouts = {
-        "recurrent states": {"state": StateCache((4, 4))},
         "shared between layers": {"key_cache": PagedCache((2, 8), shares=0)},
         "several tokens": {"index": PagedCache((8,), tokens_per_entry=4)},
     }

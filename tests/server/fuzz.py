@@ -71,6 +71,7 @@ VALID = {
     "stop": TEXTS | st.lists(TEXTS, max_size=3),
     "stop_token_ids": st.lists(st.integers(0, 255), max_size=3),
     "ignore_eos": st.booleans(),
+    "cache_prompt": st.booleans(),
     "return_token_ids": st.booleans(),
     "stream": st.booleans(),
     "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}),

@@ -44,8 +44,9 @@ class Reply:
 
     @property
     def comparable(self) -> Any:
-        """What does not depend on the mode."""
-        return self.choices, self.usage, self.seed, self.prompt_token_ids, self.proof["token_sha"]
+        """What depends neither on the mode nor on what the cache has by now."""
+        counts = {name: self.usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        return self.choices, counts, self.seed, self.prompt_token_ids, self.proof["token_sha"]
 
 
 def ask(address: str, path: str, stream: bool, **fields: Any) -> Reply:

@@ -114,7 +114,8 @@ def _whole_prompt(tokens: Tokens) -> Batch:
         query_start=int32([0, count]),
         context_len=int32([count]),
         block_table=int32([range(-(-count // BLOCK_SIZE))]),
-        state_slot=int32([0]),
+        state_slot=int32([-1]),
+        save_slot=int32([-1] * count),
         rope_length=int32([count]),
         output_rows=int32(range(count)),
     )

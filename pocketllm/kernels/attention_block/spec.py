@@ -1,4 +1,7 @@
-"""Attention block: projections, head norms, rotation, cache write, attention, projection."""
+"""Attention block: projections, head norms, rotation, cache write, attention, projection.
+
+The gate on what attention gives, where there is one: Qiu et al., "Gated Attention for Large Language Models", 2025.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ class AttentionBlock:
         softcap: scores s become ``softcap * tanh(s / softcap)``; 0 means they stay.
         interleaved: rotary pairs are neighbours, else halves.
         norm_eps: of the head norms; needed where there are any.
+        norm_offset: added to the head norms' weights.
         rotary: False leaves queries and keys unrotated, and `angles` out.
     """
 
@@ -37,20 +41,28 @@ class AttentionBlock:
     softcap: float = 0.0
     interleaved: bool = False
     norm_eps: float = 0.0
+    norm_offset: float = 0.0
     rotary: bool = True
 
 
 def compose(ops: OpTable, s: AttentionBlock, weights: Arrays) -> BoundOp:
-    """``o(attention(rotary(norm(q(x))), ...))``, keys and values by way of the cache."""
+    """``o(attention(rotary(norm(q(x))), ...))``, keys and values by way of the cache.
+
+    With a `q_gate` what attention gives is multiplied by ``sigmoid(q_gate(x))``.
+    """
     if s.norm_eps <= 0 and not weights.keys().isdisjoint({"q_norm", "k_norm"}):
         raise ValueError(f"attention_block: q_norm and k_norm need a norm_eps above 0, not {s.norm_eps}")
     project_q, project_k, project_v, project_o = (
         ops.bind("linear", {"weight": weights[name], "bias": weights.get(f"{name}_bias")}) for name in "qkvo"
     )
     q_norm, k_norm = (
-        ops.bind("rms_norm", {"weight": weights[name]}, eps=s.norm_eps) if name in weights else None
+        ops.bind("rms_norm", {"weight": weights[name]}, eps=s.norm_eps, weight_offset=s.norm_offset)
+        if name in weights
+        else None
         for name in ("q_norm", "k_norm")
     )
+    project_gate = ops.bind("linear", {"weight": weights["q_gate"]}) if "q_gate" in weights else None
+    sigmoid_gate = None if project_gate is None else ops.bind("sigmoid_gate")
     rotate = ops.bind("rotary", interleaved=s.interleaved) if s.rotary else None
     kv_write = ops.bind("kv_write")
     attend = ops.bind(
@@ -79,7 +91,10 @@ def compose(ops: OpTable, s: AttentionBlock, weights: Arrays) -> BoundOp:
             rotate(k, angles)
         kv_write(k, v, key_cache, value_cache, slots)
         mixed = attend(q, key_cache, value_cache, query_start, context_len, block_table)
-        return project_o(mixed.reshape(rows, s.heads * s.head_dim), out=out)
+        mixed = mixed.reshape(rows, s.heads * s.head_dim)
+        if project_gate is not None and sigmoid_gate is not None:
+            sigmoid_gate(mixed, project_gate(x))
+        return project_o(mixed, out=out)
 
     return attention_block
 
@@ -97,12 +112,13 @@ def make_scalars(rng: np.random.Generator, dims: Dims) -> dict[str, Any]:
         "softcap": float(rng.choice([0.0, 0.0, 5.0])) if ragged else 0.0,
         "interleaved": bool(rng.integers(2)),
         "norm_eps": 1e-6,
+        "norm_offset": float(rng.integers(2)),
         "rotary": bool(rng.integers(4)),
     }
 
 
 def make_weights(rng: np.random.Generator, dims: Dims) -> dict[str, npt.NDArray[Any]]:
-    """The projections; biases, head norms and sinks now and then."""
+    """The projections; biases, head norms, a gate and sinks now and then."""
     head_dim, hidden = 2 * dims["F"] + dims["rest"], dims["hidden"]
     heads, kv_heads = dims["kv_heads"] * dims["group"], dims["kv_heads"]
     bias = bool(rng.integers(2))
@@ -112,6 +128,8 @@ def make_weights(rng: np.random.Generator, dims: Dims) -> dict[str, npt.NDArray[
     weights |= make_linear(rng, "o", (hidden, heads * head_dim), bias=bias)
     if rng.integers(2):
         weights["q_norm"], weights["k_norm"] = rng.uniform(0.5, 1.5, size=(2, head_dim)).astype(np.float32)
+    if rng.integers(3) == 0:
+        weights |= make_linear(rng, "q_gate", (heads * head_dim, hidden), bias=False)
     if dims["ragged"] and rng.integers(3) == 0:
         weights["sinks"] = rng.standard_normal(heads, dtype=np.float32)
     return weights
@@ -146,6 +164,7 @@ WEIGHTS = (
     Operand("o_bias", ("hidden",), dtype="float32", role="weight", optional=True),
     Operand("q_norm", ("D",), dtype="float32", role="weight", optional=True),
     Operand("k_norm", ("D",), dtype="float32", role="weight", optional=True),
+    Operand("q_gate", ("heads*D", "hidden"), dtype="weight", role="weight", optional=True),
     Operand("sinks", ("heads",), dtype="float32", role="weight", optional=True),
 )
 
@@ -193,7 +212,7 @@ def _bench(sequences: int, new: int, context: int) -> BenchShape:
 
 SPEC = OpSpec(
     name="attention_block",
-    summary="Projections, head norms, rotation, cache write, attention and output projection.",
+    summary="Projections, head norms, rotation, cache write, attention, gate and output projection.",
     scalars=AttentionBlock,
     operands=(*WEIGHTS, Operand("x", ("T", "hidden")), *STEP, Operand("out", ("T", "hidden"), role="output")),
     make_case=make_case,

@@ -20,7 +20,7 @@ class DecoderLayer(AttentionBlock):
     """Scalars of the op: those of `attention_block`, and its own.
 
     Attributes:
-        eps: of both norms.
+        eps: of both norms, whose weights `norm_offset` is added to as well.
     """
 
     eps: float
@@ -35,7 +35,8 @@ def compose(ops: OpTable, s: DecoderLayer, weights: Arrays) -> BoundOp:
     attention = ops.bind("attention_block", _part(weights, attention_block.WEIGHTS), **of_attention)
     feed_forward = ops.bind("mlp", _part(weights, mlp.WEIGHTS))
     attention_norm, mlp_norm = (
-        ops.bind("rms_norm", {"weight": weights[name]}, eps=s.eps) for name in ("attention_norm", "mlp_norm")
+        ops.bind("rms_norm", {"weight": weights[name]}, eps=s.eps, weight_offset=s.norm_offset)
+        for name in ("attention_norm", "mlp_norm")
     )
     add = ops.bind("add")
 

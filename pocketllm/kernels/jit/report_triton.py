@@ -1,14 +1,11 @@
 """What the Triton kernels cost once compiled: registers, spills and shared memory, found without a GPU.
 
-``python -m pocketllm.kernels.jit.report_triton [op ...]`` prints the table for the sizes that each op is timed at, and
-ends with status 1 when a kernel spills.
+``pocketllm kernels report`` shows it for the sizes that each op is timed at.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,17 +14,17 @@ import numpy.typing as npt
 import torch
 from triton.backends.compiler import GPUTarget
 
+from pocketllm.errors import UnsupportedFeatureError
 from pocketllm.kernels.contract import OpSpec
-from pocketllm.kernels.jit.loading_triton import choose_compiler
+from pocketllm.kernels.jit.loading_triton import choose_compiler, will_load_as
 from pocketllm.kernels.jit.toolchain_triton import Launch, cuda_target, recorded_launches, table_row
 from pocketllm.kernels.registry import BackendOpTable, backends_of, op_names, spec
 
 CAPABILITIES = (80, 90)
 DTYPES = ("float32", "bfloat16")
-COLUMNS = ("architecture", "kernel", "registers", "spilled", "shared", "variant")
 
 
-def triton_ops() -> tuple[str, ...]:
+def ops() -> tuple[str, ...]:
     """The ops that have kernels in Triton."""
     return tuple(op for op in op_names() if "triton" in backends_of(op))
 
@@ -65,32 +62,19 @@ def timed_launches(op: str, target: GPUTarget) -> tuple[Launch, ...]:
     return distinct(launch for dims, dtype in shapes for launch in launches_of(contract, dims, dtype, target))
 
 
-def rows(ops: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The table's lines, as they are compiled."""
-    for op in ops:
+def rows(of: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """A line for each specialisation of the kernels of some ops, as they are compiled.
+
+    Raises:
+        UnsupportedFeatureError: this process has Triton as an interpreter.
+    """
+    if will_load_as() == "interpreter":
+        raise UnsupportedFeatureError(
+            "this process interprets Triton's kernels and cannot compile them: start anew without TRITON_INTERPRET in "
+            "the environment"
+        )
+    choose_compiler()
+    for op in of:
         for target in map(cuda_target, CAPABILITIES):
             for launch in timed_launches(op, target):
                 yield table_row(launch, target)
-
-
-def main() -> int:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description="Registers, spills and shared memory of the Triton kernels.")
-    parser.add_argument("op", nargs="*", help="only these ops; all by default")
-    ops = parser.parse_args().op or triton_ops()
-    for unknown in sorted(set(ops) - set(triton_ops())):
-        parser.error(f"op {unknown!r} has no Triton kernel; these have: {', '.join(triton_ops())}")
-    choose_compiler()
-    print("| " + " | ".join(COLUMNS) + " |")
-    print("| " + " | ".join("---" for _ in COLUMNS) + " |")
-    spilled = 0
-    for row in rows(ops):
-        print("| " + " | ".join(str(row[column]) for column in COLUMNS) + " |", flush=True)
-        spilled += row["spilled"] > 0
-    if spilled:
-        print(f"{spilled} kernels spill registers to memory", file=sys.stderr)
-    return int(spilled > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -115,8 +115,7 @@ class Kernel:
             return bool(dispatcher.stats.cache_hits)
 
     def _key(self) -> str:
-        versions = f"numba {numba.__version__}", f"llvmlite {llvmlite.__version__}"
-        return digest(python_sources(self._function.__module__), *versions, f"{FLAGS} {_PARALLEL}", *target())
+        return digest(python_sources(self._function.__module__), *compiler())
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs it."""
@@ -133,6 +132,12 @@ def _cache_folder(folder: str) -> Iterator[None]:
         yield
     finally:
         numba_config.CACHE_DIR = before
+
+
+def compiler() -> tuple[str, ...]:
+    """What else compiled code depends on besides its sources: versions, settings and the processor."""
+    versions = f"numba {numba.__version__}", f"llvmlite {llvmlite.__version__}"
+    return (*versions, f"{FLAGS} {_PARALLEL}", *target())
 
 
 def target() -> tuple[str, str]:

@@ -16,15 +16,17 @@ class LmHead:
 
     Attributes:
         eps: of the norm.
+        norm_offset: added to the norm's weight.
     """
 
     eps: float
+    norm_offset: float = 0.0
 
 
 def compose(ops: OpTable, s: LmHead, weights: Arrays) -> BoundOp:
     """``linear(norm(x[rows]))``."""
     take_rows = ops.bind("take_rows")
-    norm = ops.bind("rms_norm", {"weight": weights["norm"]}, eps=s.eps)
+    norm = ops.bind("rms_norm", {"weight": weights["norm"]}, eps=s.eps, weight_offset=s.norm_offset)
     project = ops.bind("linear", {"weight": weights["weight"], "bias": weights.get("bias")})
 
     def lm_head(x: Array, rows: Array, logits: Array = None) -> Array:
@@ -39,7 +41,8 @@ def make_case(rng: np.random.Generator, dims: Dims) -> Case:
     weights = {name.removeprefix("weight_"): array for name, array in made.items()}
     weights["norm"] = rng.uniform(0.5, 1.5, size=dims["hidden"]).astype(np.float32)
     x = rng.standard_normal((dims["T"], dims["hidden"]), dtype=np.float32)
-    return Case(LmHead(eps=1e-5), weights, {"x": x, "rows": rng.integers(0, dims["T"], size=dims["R"])})
+    rows = rng.integers(0, dims["T"], size=dims["R"])
+    return Case(LmHead(eps=1e-5, norm_offset=float(rng.integers(2))), weights, {"x": x, "rows": rows})
 
 
 def _bench(rows: int) -> BenchShape:

@@ -7,20 +7,19 @@ block-quantised binds ``quantized_linear``; composites built on it follow.
 from __future__ import annotations
 
 from pocketllm.checkpoint.quant import QuantTensor
-from pocketllm.kernels.contract import Arrays, BoundOp, OpTable
+from pocketllm.kernels.contract import Arrays
 from pocketllm.kernels.quantized_linear.codes import FORMATS_WITH_CODES
 from pocketllm.kernels.registry import BackendOpTable, ReferenceOpTable
 
 
-class QuantizedLinears(OpTable):
+class QuantizedLinears:
     """To be inherited before a table of ops."""
 
-    def bind(self, op: str, weights: Arrays | None = None, **scalars: object) -> BoundOp:
-        """See `OpTable.bind`."""
-        weight = (weights or {}).get("weight")
-        if op == "linear" and isinstance(weight, QuantTensor) and weight.format in FORMATS_WITH_CODES:
-            op = "quantized_linear"
-        return super().bind(op, weights, **scalars)  # type: ignore[safe-super]
+    def resolve(self, op: str, weights: Arrays) -> str:
+        """See `BackendOpTable.resolve`."""
+        weight = weights.get("weight")
+        quantised = isinstance(weight, QuantTensor) and weight.format in FORMATS_WITH_CODES
+        return "quantized_linear" if op == "linear" and quantised else op
 
 
 class QuantizedOpTable(QuantizedLinears, BackendOpTable):

@@ -32,7 +32,6 @@ class NotServedFields(RequestObject):
 
     priority: Annotated[Any, NotServed("all requests are foreground work", "foreground", 0)] = None
     draft: Annotated[Any, NotServed("tokens are never drafted", True, False)] = None
-    cache_prompt: Annotated[Any, NotServed("prompts are not cached", True, False)] = None
     id_slot: Annotated[Any, NotServed(_NO_SLOTS, -1)] = None
 
     typical_p: Annotated[Any, NotServed(_PLAIN_SAMPLER, 1)] = None

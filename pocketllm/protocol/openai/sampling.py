@@ -162,6 +162,11 @@ class GenerationFields(InertFields):
     ignore_eos: Annotated[
         bool | None, Field(description="Go on past the model's own end-of-sequence ids."), Default("false")
     ] = None
+    cache_prompt: Annotated[
+        bool | None,
+        Field(description="Take from the prefix cache what it has of the prompt, and leave there what is computed."),
+        Default("true"),
+    ] = None
     return_token_ids: Annotated[
         bool | None,
         Field(description="Report token_ids with each choice, and the prompt's as prompt_token_ids."),
@@ -214,6 +219,7 @@ class GenerationFields(InertFields):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.reported_logprobs,
+            cache_prompt=self.cache_prompt is not False,
         )
 
     def field_name(self, param: str | None) -> str | None:

@@ -10,15 +10,17 @@ deviation of an error made of independent errors as large as the bounds allow; f
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pocketllm.checkpoint.quant import QuantTensor
+from pocketllm.errors import PocketLLMError
+from pocketllm.kernels.checking.arrays import Backend, Mode
 from pocketllm.kernels.contract import UNIT_ROUNDOFF, Arrays, BoundOp, Case, OpSpec, OpTable
 from pocketllm.kernels.registry import ReferenceOpTable
-from tests.kernels.backends import Backend, Mode
 
 Array = npt.NDArray[Any]
 
@@ -26,24 +28,91 @@ RERUNS = 6
 DEVIATIONS = 4.0
 
 
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Where an implementation departs from its contract.
+
+    Attributes:
+        op: the op.
+        scalars: what it was bound with.
+        sizes: of the contract's dimensions.
+        operand: where it shows; None when the op did not get so far.
+        index: of the first number that is off; None when the complaint is not about a number.
+        actual, expected, bound: that number, what it should be, and by how much it may differ.
+    """
+
+    op: str
+    scalars: Any
+    sizes: dict[str, int]
+    operand: str | None = None
+    index: tuple[int, ...] | None = None
+    actual: float | None = None
+    expected: float | None = None
+    bound: float | None = None
+
+    def error(self, complaint: str) -> KernelMismatchError:
+        """The error that says so."""
+        where = self.op if self.operand is None else f"{self.op}: {self.operand}"
+        return KernelMismatchError(f"{where} {complaint}, under {self.scalars} with sizes {self.sizes}", self)
+
+
+class KernelMismatchError(PocketLLMError):
+    """An implementation does not do what its op's contract says.
+
+    Attributes:
+        mismatch: where.
+    """
+
+    def __init__(self, message: str, mismatch: Mismatch) -> None:
+        super().__init__(message)
+        self.mismatch = mismatch
+
+
+def mismatch(contract: OpSpec, case: Case, operand: str | None = None, **number: Any) -> Mismatch:
+    """A departure from the contract on this case; `number` has the attributes of one that is off."""
+    sizes = contract.sizes({**case.weights, **case.arrays})
+    return Mismatch(contract.name, case.scalars, sizes, operand, **number)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How well an implementation agrees with its contract on one case.
+
+    Attributes:
+        error: the largest error as a share of its bound, 0 to 1; 0 where everything is exact.
+        near_ties: rows of decisions that came down on the other side of a near tie.
+    """
+
+    error: float = 0.0
+    near_ties: int = 0
+
+
 def check(
     contract: OpSpec, case: Case, backend: Backend, mode: Mode, *, table: OpTable | None = None, give_out: bool = True
-) -> int:
-    """Fails unless the backend's op agrees with the contract on this case, and leaves alone what it may only read.
+) -> Agreement:
+    """See that the backend's op agrees with the contract on this case, and leaves alone what it may only read.
 
-    `table` replaces the backend's own ops. With `give_out` the op is given arrays full of NaN to write to. Returns how
-    many rows came down on the other side of a near tie, for the caller to record.
+    Args:
+        contract: the op.
+        case: what it is bound to and called with.
+        backend: where it runs.
+        mode: the dtypes that it runs in.
+        table: replaces the backend's own ops.
+        give_out: whether the op is given arrays, full of NaN, to write to.
+
+    Raises:
+        KernelMismatchError: it does not.
+        UnsupportedFeatureError: the implementation refuses the case.
     """
     case = in_storage(contract, case, mode)
     expected, bounds = expectation(contract, case, mode)
     actual = run(contract, case, backend, mode, table or backend.table(mode), expected if give_out else None)
-    near_ties = 0
-    for name, want in expected.items():
-        if contract.choices is not None:
-            near_ties += compare_choices(contract, case, actual[name], want)
-        else:
-            compare(contract, case, name, actual[name], want, bounds.get(name))
-    return near_ties
+    if contract.choices is not None:
+        return Agreement(
+            near_ties=sum(compare_choices(contract, case, actual[name], expected[name]) for name in expected)
+        )
+    errors = (compare(contract, case, name, actual[name], want, bounds.get(name)) for name, want in expected.items())
+    return Agreement(error=max(errors, default=0.0))
 
 
 def in_storage(contract: OpSpec, case: Case, mode: Mode) -> Case:
@@ -98,6 +167,7 @@ def reference_results(contract: OpSpec, case: Case, table: OpTable) -> dict[str,
 
 
 def scalars_of(case: Case) -> dict[str, Any]:
+    """What `OpTable.bind` takes as keywords."""
     return {field.name: getattr(case.scalars, field.name) for field in dataclasses.fields(case.scalars)}
 
 
@@ -111,7 +181,7 @@ def in_float64(case: Case) -> Case:
 
 
 def composite_tolerance(contract: OpSpec, case: Case, results: dict[str, Array], u: float) -> dict[str, Array]:
-    """See the module's text; the storage of the result adds its rounding."""
+    """What the module's text derives, by result; the storage of the result adds its rounding."""
     squares = {name: np.zeros(array.shape) for name, array in results.items()}
     for seed in range(RERUNS):
         moved = reference_results(contract, case, MovedOps(np.random.default_rng(seed), u))
@@ -130,6 +200,7 @@ class MovedOps(ReferenceOpTable):
         self.u = u
 
     def bind_reference(self, contract: OpSpec, scalars: Any, weights: Arrays) -> BoundOp:
+        """See `ReferenceOpTable.bind_reference`."""
         reference = super().bind_reference(contract, scalars, weights)
         error_bound = contract.error_bound
         if error_bound is None:
@@ -151,11 +222,14 @@ class MovedOps(ReferenceOpTable):
 
 
 def run(
-    contract: OpSpec, case: Case, backend: Backend, mode: Mode, table: OpTable, outputs: dict[str, Array] | None
+    contract: OpSpec, case: Case, backend: Backend, mode: Mode, table: OpTable, outputs: Arrays | None
 ) -> dict[str, Array]:
-    """Each output and inout as the backend computes it; fails where something that is only read has changed.
+    """Each output and inout as the backend computes it.
 
     Where `outputs` is given the op writes to arrays of those shapes, and has to return them.
+
+    Raises:
+        KernelMismatchError: something that is only read has changed, or the op returns other arrays than it was given.
     """
     operands = {operand.name: operand for operand in contract.operands}
     weights = {name: backend.put(array, mode.dtype_of(operands[name])) for name, array in case.weights.items()}
@@ -163,28 +237,40 @@ def run(
         name: read_only(array) if operands[name].host else backend.put(array, mode.dtype_of(operands[name]))
         for name, array in case.arrays.items()
     }
-    buffers = {}
-    for operand in contract.operands_of("output") if outputs is not None else ():
-        poison = poisoned(outputs[operand.name])
-        buffers[operand.name] = backend.put(poison, mode.dtype_of(operand))
+    buffers = {
+        operand.name: backend.put(poisoned(outputs[operand.name]), mode.dtype_of(operand))
+        for operand in contract.operands_of("output")
+        if outputs is not None
+    }
     result = table.bind(contract.name, weights, **scalars_of(case))(**arrays, **buffers)
-    returned = result if isinstance(result, tuple) else (result,) if contract.operands_of("output") else ()
-    results = {}
-    for operand, array in zip(contract.operands_of("output"), returned, strict=True):
-        buffer = buffers.get(operand.name, array)
-        assert array is buffer, f"{contract.name}: returned another array than the one it was given for {operand.name}"
-        results[operand.name] = backend.get(array)
+    results = _returned(contract, case, backend, result, buffers)
     for name, array in {**weights, **arrays}.items():
         after = array if operands[name].host else backend.get(array)
         if operands[name].role == "inout":
             results[name] = after
-        else:
-            before, after = plain({**case.weights, **case.arrays}[name]), plain(after)
-            assert np.array_equal(before, after, equal_nan=before.dtype.kind == "f"), f"{contract.name} wrote to {name}"
+            continue
+        before, after = plain({**case.weights, **case.arrays}[name]), plain(after)
+        if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
+            raise mismatch(contract, case, name).error("was written to, and may only be read")
+    return results
+
+
+def _returned(contract: OpSpec, case: Case, backend: Backend, result: Any, buffers: Arrays) -> dict[str, Array]:
+    outputs = contract.operands_of("output")
+    returned = result if isinstance(result, tuple) else (result,) if outputs else ()
+    if len(returned) != len(outputs):
+        raise mismatch(contract, case).error(f"returns {len(returned)} arrays and not {len(outputs)}")
+    results = {}
+    for operand, array in zip(outputs, returned, strict=True):
+        if buffers and array is not buffers[operand.name]:
+            complaint = "is another array than the one that it was to be written to"
+            raise mismatch(contract, case, operand.name).error(complaint)
+        results[operand.name] = backend.get(array)
     return results
 
 
 def read_only(array: Array) -> Array:
+    """A copy that cannot be written to."""
     array = array.copy()
     array.flags.writeable = False
     return array
@@ -195,35 +281,51 @@ def poisoned(array: Array) -> Array:
     return np.full_like(array, np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)
 
 
-def compare(contract: OpSpec, case: Case, name: str, actual: Array, expected: Array, bound: Array | None) -> None:
-    """Fails unless `actual` is within `bound` of `expected`, or equal to it where there is no bound."""
-    __tracebackhide__ = True
-    where = f"{contract.name}: {name} under {case.scalars} with sizes {contract.sizes({**case.weights, **case.arrays})}"
-    assert actual.shape == expected.shape, f"{where} has shape {actual.shape}, not {expected.shape}"
+def compare(contract: OpSpec, case: Case, name: str, actual: Array, expected: Array, bound: Array | None) -> float:
+    """The largest error of an output as a share of its bound.
+
+    Raises:
+        KernelMismatchError: `actual` is not within `bound` of `expected`, or not equal to it where there is no bound.
+        ValueError: the contract gives no usable bound.
+    """
+    if actual.shape != expected.shape:
+        raise mismatch(contract, case, name).error(f"has shape {list(actual.shape)}, not {list(expected.shape)}")
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     limit = np.zeros(expected.shape) if bound is None else bound
-    assert limit.shape == expected.shape, f"{where}: the bound has shape {limit.shape}, not {expected.shape}"
-    assert not np.isnan(limit[~np.isnan(expected)]).any(), f"{where}: the bound holds NaN"
+    if limit.shape != expected.shape or np.isnan(limit[~np.isnan(expected)]).any():
+        raise ValueError(f"{contract.name}: the contract's bound for {name} has another shape or holds NaN")
     same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
-        wrong = ~same & ~(np.abs(actual - expected) <= limit)
+        error = np.abs(actual - expected)
+        wrong = ~same & ~(error <= limit)
     if wrong.any():
         at = tuple(int(index[0]) for index in np.nonzero(wrong))
-        raise AssertionError(
-            f"{where}: {wrong.sum()} of {wrong.size} numbers are off; at {list(at)} it is {actual[at]!r}, not "
-            f"{expected[at]!r} within {limit[at]:.3g}"
+        number = {"actual": float(actual[at]), "expected": float(expected[at]), "bound": float(limit[at])}
+        raise mismatch(contract, case, name, index=at, **number).error(
+            f"is off in {wrong.sum()} of {wrong.size} numbers: at {list(at)} it is {number['actual']!r}, not "
+            f"{number['expected']!r} within {number['bound']:.3g}"
         )
+    return float(np.max(error[~same] / limit[~same], initial=0.0))
 
 
 def compare_choices(contract: OpSpec, case: Case, actual: Array, expected: Array) -> int:
-    """Fails where a row's decision is none that the contract allows; returns how many are not the reference's."""
-    __tracebackhide__ = True
-    assert contract.choices is not None
+    """How many rows' decisions are not the reference's.
+
+    Raises:
+        KernelMismatchError: a row's decision is none that the contract allows.
+    """
+    if contract.choices is None:
+        raise TypeError(f"op {contract.name} decides nothing")
+    (output,) = contract.operands_of("output")
+    if actual.shape != expected.shape:
+        raise mismatch(contract, case, output.name).error(f"has shape {list(actual.shape)}, not {list(expected.shape)}")
     differ = np.flatnonzero(actual != expected)
+    choices = contract.choices(case) if len(differ) else []
     for row in differ:
-        choices = contract.choices(case)[row]
-        numbers = {name: array[row] for name, array in case.arrays.items() if array.shape == expected.shape}
-        assert int(actual[row]) in choices, (
-            f"{contract.name}: row {row} is {actual[row]}, not {expected[row]} (choices {set(choices)}) with {numbers}"
-        )
+        if int(actual[row]) not in choices[row]:
+            inputs = {name: array[row] for name, array in case.arrays.items() if array.shape == expected.shape}
+            number = {"actual": float(actual[row]), "expected": float(expected[row]), "bound": 0.0}
+            raise mismatch(contract, case, output.name, index=(int(row),), **number).error(
+                f"is wrong in row {row}: it is {actual[row]}, and may be {sorted(choices[row])} with {inputs}"
+            )
     return len(differ)

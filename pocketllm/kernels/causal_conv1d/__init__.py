@@ -1,0 +1,1 @@
+"""The op causal_conv1d; `spec` states its contract."""

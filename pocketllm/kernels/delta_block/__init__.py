@@ -1,0 +1,1 @@
+"""The op delta_block; `spec` states its contract."""

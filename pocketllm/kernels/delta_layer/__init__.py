@@ -1,0 +1,1 @@
+"""The op delta_layer; `spec` states its contract."""

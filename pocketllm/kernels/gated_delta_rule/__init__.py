@@ -1,0 +1,1 @@
+"""The op gated_delta_rule; `spec` states its contract."""

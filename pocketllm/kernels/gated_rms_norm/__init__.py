@@ -1,0 +1,1 @@
+"""The op gated_rms_norm; `spec` states its contract."""

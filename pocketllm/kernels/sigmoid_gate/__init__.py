@@ -1,0 +1,1 @@
+"""The op sigmoid_gate; `spec` states its contract."""
