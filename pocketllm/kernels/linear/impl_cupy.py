@@ -1,0 +1,63 @@
+"""Linear layer over a float weight in CUDA C: one order of sums, in one kernel for few rows and one for many."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pocketllm.checkpoint.quant import QuantTensor
+from pocketllm.kernels.contract import Array, BoundOp, OpCall
+from pocketllm.kernels.jit.cuda_source import array, c_type, readonly, scalar, storage_dtype
+from pocketllm.kernels.jit.toolchain_cupy import Kernel, array_module, obstacle
+
+_THREADS = 128
+_FEW = 8
+"""Rows up to which reading the weight takes longer than computing."""
+_FEW_TILE = 4, _THREADS // 32
+_MANY_TILE = 32, 64
+"""Rows and columns that a block computes."""
+
+
+@cache
+def _kernel(device: str, dtype: str, name: str, tile: tuple[int, int]) -> Kernel:
+    return Kernel(
+        device,
+        Path(__file__).with_suffix(".cu"),
+        f"{name}<{c_type(dtype)}, {tile[0]}, {tile[1]}>",
+        x=readonly(dtype),
+        weight=readonly(dtype),
+        bias=readonly("float32", optional=True),
+        out=array(dtype),
+        rows=scalar("int32"),
+        outputs=scalar("int32"),
+        inputs=scalar("int32"),
+    )
+
+
+def supports(call: OpCall) -> str | None:
+    """Weights as arrays in the activation dtype."""
+    weight = call.weights["weight"]
+    if isinstance(weight, QuantTensor):
+        return f"the weight is in format {weight.format}: expand it to an array when it is loaded"
+    if weight.dtype != storage_dtype(call.dtype):
+        return f"the weight is an array of {weight.dtype}, not of {storage_dtype(call.dtype)} as activations are"
+    return obstacle(call.device)
+
+
+def bind(call: OpCall) -> BoundOp:
+    """Products and sums in float32 whatever the activation dtype, one rounding at the end."""
+    weight, bias = call.weights["weight"], call.weights.get("bias")
+    outputs, inputs = weight.shape
+    arrays = array_module(call.device)
+    few = _kernel(call.device, call.dtype, "few_rows", _FEW_TILE).request()
+    many = _kernel(call.device, call.dtype, "many_rows", _MANY_TILE).request()
+
+    def linear(x: Array, out: Array | None = None) -> Array:
+        rows = len(x)
+        out = arrays.empty((rows, outputs), x.dtype) if out is None else out
+        kernel, tile = (few, _FEW_TILE) if rows <= _FEW else (many, _MANY_TILE)
+        grid = [-(-outputs // tile[1]), -(-rows // tile[0])]
+        kernel(grid, [_THREADS], x, weight, bias, out, rows, outputs, inputs)
+        return out
+
+    return linear
