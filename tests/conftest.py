@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import hypothesis
 import pytest
 
 from pocketllm import env
 from pocketllm.checkpoint.store import ModelStore
+from pocketllm.kernels.jit.cuda_emulator.settings import Build, emulated
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 5.0
@@ -42,6 +44,20 @@ hypothesis.settings.load_profile("pocketllm")
 
 USERS_CACHE = os.environ.get(env.CACHE_DIR.name)
 _CACHE_NUMBERS = itertools.count()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How kernels in CUDA C are emulated; see `pocketllm.kernels.jit.cuda_emulator.settings.Emulation`."""
+    group = parser.getgroup("CUDA emulator")
+    group.addoption("--emulator", choices=get_args(Build), default="plain", help="which build of the emulator")
+    group.addoption("--emulator-seed", type=int, default=0, help="shuffles the order of lanes; 0 is their own")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _emulator(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Where no test says otherwise, kernels are emulated as the command line says."""
+    with emulated(pytestconfig.getoption("--emulator"), pytestconfig.getoption("--emulator-seed")):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -88,3 +88,10 @@ def tanh(x):
     ratio = ratio * square - 0.33333325386047363
     ratio = ratio * square + 1.0
     return tl.where(size < 0.5, size * ratio, far) * tl.where(x < 0, -1.0, 1.0)
+
+
+@triton.jit
+def sigmoid(x):
+    """``1 / (1 + exp(-x))`` of float32 numbers; exp of a negative number only, so that nothing overflows."""
+    decay = exp_falling(-tl.abs(x))
+    return tl.div_rn(tl.where(x >= 0, 1.0, decay), 1.0 + decay)

@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import models, register_model
 
-from pocketllm.kernels.jit.toolchain_numba import has_features, intrinsic
+from pocketllm.kernels.jit.toolchain_numba import device, has_features, intrinsic
 
 LANES = 8
 
@@ -278,3 +278,9 @@ def lane(typing: Any, vector: Any, index: Any) -> Any:
         return builder.extract_element(arguments[0], builder.trunc(arguments[1], I32))
 
     return types.float32(f32x8, types.intp), emit
+
+
+@device
+def sigmoid(x: Any, one: Any) -> Any:
+    """``1 / (1 + exp(-x))``; `x` is ``f32x8`` or ``float32``, and `one` is 1 in its type."""
+    return div(one, add(one, exp(sub(sub(one, one), x))))

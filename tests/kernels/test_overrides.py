@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from pocketllm.errors import UnsupportedFeatureError
-from pocketllm.kernels import registry
+from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
+from pocketllm.kernels import check, registry
 from pocketllm.kernels.checking.arrays import FLOAT32, backend
 from pocketllm.kernels.checking.comparison import scalars_of
 from pocketllm.kernels.contract import Implementation
@@ -145,6 +145,33 @@ def test_an_override_of_few_sizes_is_checked_at_those_that_are_timed() -> None:
         )
     with pytest.raises(UnsupportedFeatureError, match=r"refuses every case of its contract, .*: never"):
         check_overrides({"rms_norm": noting([], "", reason="never")}, "torch", device="cpu", dtype="float32")
+
+
+def test_an_implementation_is_checked_in_one_line() -> None:
+    report = check("rms_norm", implementation("rms_norm", "torch"), backend="torch", dtype="bfloat16", cases=5)
+    assert (report.agreed, report.failure) == (5, None)
+    assert str(report).startswith("ok: 5 cases, error to ")
+    refused = check("rms_norm", noting([], "", reason="never"), backend="torch", cases=3)
+    assert (refused.agreed, refused.refused, str(refused)) == (0, 3, "3 refused: " + str(refused.refusal))
+    wrong = check("rms_norm", SimpleNamespace(supports=lambda call: None, bind=lambda call: torch.add), backend="torch")
+    assert wrong.failure is not None
+    assert str(wrong) == f"WRONG after {wrong.agreed} right cases"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"op": "rms_nrm"}, "no op 'rms_nrm': did you mean 'rms_norm'"),
+        ({"implementation": len}, "has no supports and no bind"),
+        ({"backend": "numba", "dtype": "bfloat16"}, "dtype is 'bfloat16': numba has float32"),
+        ({"backend": "fortran"}, "no backend 'fortran'"),
+    ],
+    ids=["op", "implementation", "dtype", "backend"],
+)
+def test_what_cannot_be_checked(arguments: dict[str, Any], message: str) -> None:
+    given = {"op": "rms_norm", "implementation": noting([], ""), "backend": "torch"} | arguments
+    with pytest.raises(PocketLLMError, match=message):
+        check(**given)
 
 
 def test_an_adapters_table_takes_overrides() -> None:

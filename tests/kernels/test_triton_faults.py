@@ -29,7 +29,7 @@ FAULTS = {
     "linear: tail of the inputs left out": ("linear", "range(0, K, BK)", "range(0, K // BK * BK, BK)"),
     "linear: bias of the wrong column": ("linear", "bias + column,", "bias + column // 2,"),
     "rms_norm: no cast to float32": ("rms_norm", "wide = widen(total)", "wide = total"),
-    "swiglu: the negative side mirrored": ("swiglu", "tl.where(z >= 0, 1.0, decay)", "1.0"),
+    "swiglu: the negative side mirrored": ("swiglu", "sigmoid(z)", "sigmoid(tl.abs(z))"),
     "attention: block table off by one": (
         "paged_attention",
         "key_position // BLOCK_SIZE, mask",

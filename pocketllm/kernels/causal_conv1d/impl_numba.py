@@ -11,8 +11,7 @@ from numba import prange, types
 from pocketllm.kernels.contract import BoundOp, OpCall
 from pocketllm.kernels.jit.toolchain_numba import Kernel, array, device, readonly
 from pocketllm.kernels.output_numba import padded_bias, store_outputs
-from pocketllm.kernels.sigmoid_gate.impl_numba import sigmoid
-from pocketllm.kernels.simd_numba import LANES, broadcast, fma, load_f32, mul, store_f32
+from pocketllm.kernels.simd_numba import LANES, broadcast, fma, load_f32, mul, sigmoid, store_f32
 
 TILE = 8 * LANES
 """Channels whose latest inputs a thread keeps."""

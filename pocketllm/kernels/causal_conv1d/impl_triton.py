@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 
 from pocketllm.kernels.contract import BoundOp, OpCall
-from pocketllm.kernels.numerics_triton import block_of, narrow, widen
-from pocketllm.kernels.sigmoid_gate.impl_triton import sigmoid
+from pocketllm.kernels.numerics_triton import block_of, narrow, sigmoid, widen
 
 
 @triton.jit

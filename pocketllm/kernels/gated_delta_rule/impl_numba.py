@@ -15,7 +15,6 @@ from numba import prange, types
 from pocketllm.kernels.contract import BoundOp, OpCall
 from pocketllm.kernels.gated_delta_rule.spec import GatedDeltaRule
 from pocketllm.kernels.jit.toolchain_numba import Kernel, array, device, readonly
-from pocketllm.kernels.sigmoid_gate.impl_numba import sigmoid
 from pocketllm.kernels.simd_numba import (
     LANES,
     broadcast,
@@ -23,6 +22,7 @@ from pocketllm.kernels.simd_numba import (
     fma,
     load_f32,
     mul,
+    sigmoid,
     splat_f32,
     store_f32,
     sub,

@@ -11,8 +11,7 @@ import triton.language as tl
 
 from pocketllm.kernels.contract import BoundOp, OpCall
 from pocketllm.kernels.gated_delta_rule.spec import GatedDeltaRule
-from pocketllm.kernels.numerics_triton import block_of, exp_falling, narrow, widen
-from pocketllm.kernels.sigmoid_gate.impl_triton import sigmoid
+from pocketllm.kernels.numerics_triton import block_of, exp_falling, narrow, sigmoid, widen
 
 _LARGEST = 256
 """Numbers of a key for which a state's columns fit into the registers of one warp."""

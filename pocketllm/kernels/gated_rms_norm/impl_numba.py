@@ -11,8 +11,7 @@ from numba import prange, types
 from pocketllm.kernels.contract import BoundOp, OpCall
 from pocketllm.kernels.jit.toolchain_numba import Kernel, array, device, readonly
 from pocketllm.kernels.rms_norm.impl_numba import normalize_row
-from pocketllm.kernels.sigmoid_gate.impl_numba import sigmoid
-from pocketllm.kernels.simd_numba import LANES, broadcast, load_f32, mul, store_f32
+from pocketllm.kernels.simd_numba import LANES, broadcast, load_f32, mul, sigmoid, store_f32
 
 ALONE = 1 << 14
 """Numbers below which a second thread costs more than it saves."""

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 
 from pocketllm.kernels.contract import BoundOp, OpCall
-from pocketllm.kernels.numerics_triton import narrow, widen
-from pocketllm.kernels.sigmoid_gate.impl_triton import sigmoid
+from pocketllm.kernels.numerics_triton import narrow, sigmoid, widen
 
 _LONGEST = 32768
 """Numbers of a row, and of its gate, that one program can hold in registers."""

@@ -10,7 +10,7 @@ from numba import prange, types
 
 from pocketllm.kernels.contract import BoundOp, OpCall
 from pocketllm.kernels.jit.toolchain_numba import Kernel, array, device, readonly
-from pocketllm.kernels.simd_numba import LANES, add, broadcast, div, exp, load_f32, mul, store_f32, sub
+from pocketllm.kernels.simd_numba import LANES, broadcast, load_f32, mul, sigmoid, store_f32
 
 ALONE = 1 << 14
 """Numbers below which a second thread costs more than it saves."""
@@ -39,12 +39,6 @@ def _sigmoid_gate(x: Any, gate: Any) -> None:
     else:
         for row in prange(len(x)):
             gate_row(x, gate, np.int64(row))
-
-
-@device
-def sigmoid(x: Any, one: Any) -> Any:
-    """``1 / (1 + exp(-x))``; `x` is ``f32x8`` or ``float32``, and `one` is 1 in its type."""
-    return div(one, add(one, exp(sub(sub(one, one), x))))
 
 
 @device

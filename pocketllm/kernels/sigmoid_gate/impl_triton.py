@@ -7,14 +7,7 @@ import triton
 import triton.language as tl
 
 from pocketllm.kernels.contract import BoundOp, OpCall
-from pocketllm.kernels.numerics_triton import block_of, exp_falling, narrow, widen
-
-
-@triton.jit
-def sigmoid(x):
-    """``1 / (1 + exp(-x))`` of float32 numbers; exp of a negative number only, so that nothing overflows."""
-    decay = exp_falling(-tl.abs(x))
-    return tl.div_rn(tl.where(x >= 0, 1.0, decay), 1.0 + decay)
+from pocketllm.kernels.numerics_triton import block_of, narrow, sigmoid, widen
 
 
 @triton.jit

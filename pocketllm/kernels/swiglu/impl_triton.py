@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from pocketllm.kernels.contract import BoundOp, OpCall
-from pocketllm.kernels.numerics_triton import block_of, exp_falling, narrow, widen
+from pocketllm.kernels.numerics_triton import block_of, narrow, sigmoid, widen
 
 
 @triton.jit
@@ -17,10 +17,7 @@ def _swiglu(gate, up, out, n, BLOCK: tl.constexpr):
     inside = column < n
     z = widen(tl.load(gate + row + column, mask=inside, other=0.0))
     factor = widen(tl.load(up + row + column, mask=inside, other=0.0))
-    # The exponential of a negative number only, so that nothing overflows.
-    decay = exp_falling(-tl.abs(z))
-    sigmoid = tl.div_rn(tl.where(z >= 0, 1.0, decay), 1.0 + decay)
-    tl.store(out + row + column, narrow(z * sigmoid * factor, out.dtype.element_ty), mask=inside)
+    tl.store(out + row + column, narrow(z * sigmoid(z) * factor, out.dtype.element_ty), mask=inside)
 
 
 def supports(call: OpCall) -> str | None:
