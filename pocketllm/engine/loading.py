@@ -71,6 +71,7 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         keys = PrefixKeys(identity, rope_class(config)) if args.prefix_cache else None
         details = {
             "eos_source": end_source,
+            "numerics_id": runtime.numerics_id,
             "template_source": "checkpoint" if template is not None else "fallback",
             "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
             "weight_bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),

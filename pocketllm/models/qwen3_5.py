@@ -102,9 +102,7 @@ class Qwen35Config:
 def parse_config(naming: Naming, raw: Mapping[str, Any]) -> Qwen35Config:
     """See `Family.parse_config`. The configuration of a multimodal checkpoint has the text's under ``text_config``."""
     if naming == "gguf":
-        raise CheckpointError(
-            "qwen3_5 is read from safetensors only: its GGUF files order heads differently"
-        )
+        raise CheckpointError("qwen3_5 is read from safetensors only: its GGUF files order heads differently")
     reader = ConfigReader(raw)
     text = reader.nested("text_config")
     if text is None:

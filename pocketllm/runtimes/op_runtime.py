@@ -60,6 +60,9 @@ class OpRuntime(Runtime):
         self._family = family(config.model_type)
         self._config = config
         self._options = options
+        if options.overrides and self.batch_invariant is None:
+            names = ", ".join(sorted(options.overrides))
+            self.batch_invariant = f"nothing is known of the bits of the caller's own kernels ({names})"
         self._arrays = self.make_arrays(options)
         self._ops = self.make_ops(options)
         self._take_rows = self._ops.bind("take_rows")
