@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the targets make themselves. Python 3.11, make and gcc are all they need.
+# Everything runs in .venv, which the targets make themselves. Python 3.11, make and g++ are all they need.
 
 PYTHON ?= python3
 PORT ?= 8000
