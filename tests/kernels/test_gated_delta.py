@@ -14,9 +14,10 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from pocketllm.kernels.checking.arrays import FLOAT32, backend
+from pocketllm.kernels.checking.arrays import BFLOAT16, FLOAT32, backend
 from pocketllm.kernels.checking.comparison import KernelMismatchError, check, scalars_of
 from pocketllm.kernels.contract import BoundOp, Case, Implementation, OpCall
+from pocketllm.kernels.gated_delta_rule.impl_torch import CHUNK, CHUNKED
 from pocketllm.kernels.gated_delta_rule.spec import GatedDeltaRule
 from pocketllm.kernels.registry import ReferenceOpTable, implementation, spec
 from tests.kernels.test_numba_bits import run_elsewhere
@@ -325,3 +326,13 @@ def test_a_broken_kernel_is_found(op: str, change: Change) -> None:
 @pytest.mark.parametrize("op", sorted({op for op, _ in FAULTS.values()}))
 def test_a_sound_kernel_is_not_accused(op: str) -> None:
     assert complaint(op, inputs()) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_prompts_in_chunks_keep_the_contract(seed: int) -> None:
+    """Longer than the property tests' prompts, so that PyTorch takes them in chunks; states are saved in the middle."""
+    rng = np.random.default_rng(seed)
+    dims = {"S": 3, "new": int(rng.integers(CHUNKED, 3 * CHUNK)), "ragged": seed % 2}
+    sizes = {"key_heads": 2, "group": 2, "key_dim": 16, "value_dim": 12}
+    contract = spec("gated_delta_rule")
+    check(contract, contract.make_case(rng, dims | sizes), backend("torch"), (FLOAT32, BFLOAT16)[seed % 2])

@@ -1,15 +1,24 @@
-"""The gated delta rule in PyTorch: one row after another, for all heads and all sequences at once."""
+"""The gated delta rule in PyTorch: prompts in chunks of rows, decode steps one row after another for all sequences."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from pocketllm.kernels.causal_conv1d.impl_torch import previous_states
 from pocketllm.kernels.contract import BoundOp, OpCall
+from pocketllm.kernels.gated_delta_rule.chunked_torch import advance
 from pocketllm.kernels.gated_delta_rule.spec import GatedDeltaRule
+
+CHUNK = 64
+"""Rows that are taken at once at most."""
+
+CHUNKED = 16
+"""Rows of a sequence from which on chunks are worth solving a system for."""
 
 
 def supports(call: OpCall) -> str | None:
@@ -20,8 +29,8 @@ def supports(call: OpCall) -> str | None:
 def bind(call: OpCall) -> BoundOp:
     """Everything in float32 whatever the activation dtype, one rounding of the outputs at the end."""
     s: GatedDeltaRule = call.scalars
-    rate = call.weights["a_log"].to(torch.float32).exp()
-    dt_bias = call.weights["dt_bias"].to(torch.float32)
+    rate = call.weights["a_log"].to(torch.float64).exp()
+    dt_bias = call.weights["dt_bias"].to(torch.float64)
 
     def gated_delta_rule(
         mixed: torch.Tensor,
@@ -35,25 +44,63 @@ def bind(call: OpCall) -> BoundOp:
     ) -> torch.Tensor:
         out = mixed.new_empty(len(mixed), s.value_heads, s.value_dim) if out is None else out
         query, key, value = _split(s, mixed)
-        decay = (-rate * functional.softplus(a.to(torch.float32) + dt_bias)).exp()[..., None, None]
+        log_decay = -rate * functional.softplus(a.to(torch.float64) + dt_bias)
         beta = b.to(torch.float32).sigmoid()[..., None]
+        rows = _Rows(query, key, value, log_decay, beta)
         starts, saves = query_start.tolist(), save_slot.tolist()
-        lengths = [stop - start for start, stop in pairwise(starts)]
-        # The longest first, so that the sequences which have a row left are always the first ones.
-        order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
-        states = previous_states(state, state_slot[order])
-        for step in range(max(lengths, default=0)):
-            rows = [starts[sequence] + step for sequence in order if step < lengths[sequence]]
-            held = states[: len(rows)].mul_(decay[rows])
-            correction = (value[rows] - _read(held, key[rows])) * beta[rows]
-            held.addcmul_(key[rows][..., None], correction[..., None, :])
-            out[rows] = _read(held, query[rows]).to(out.dtype)
-            kept = [place for place, row in enumerate(rows) if saves[row] >= 0]
-            if kept:
-                state[[saves[rows[place]] for place in kept]] = held[kept]
+        long = [sequence for sequence, (start, stop) in enumerate(pairwise(starts)) if stop - start >= CHUNKED]
+        short = [sequence for sequence in range(len(starts) - 1) if sequence not in set(long)]
+        # Every state is read before one is written.
+        states = previous_states(state, state_slot)
+        for sequence in long:
+            held = states[sequence]
+            for start, stop in _chunks(starts[sequence], starts[sequence + 1], saves):
+                read, held = advance(held, *(array[start:stop] for array in rows))
+                out[start:stop] = read.to(out.dtype)
+                if saves[stop - 1] >= 0:
+                    state[saves[stop - 1]] = held
+        _row_by_row(rows, [range(*starts[i : i + 2]) for i in short], states[short], saves, state, out)
         return out
 
     return gated_delta_rule
+
+
+class _Rows(NamedTuple):
+    """What the rows of a step bring: `advance` says which arrays these are."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+
+
+def _chunks(start: int, stop: int, saves: list[int]) -> Iterator[tuple[int, int]]:
+    """The rows from `start` to `stop` in chunks of up to `CHUNK`, each row whose state is saved the last of its own."""
+    first = start
+    for row in range(start, stop):
+        if saves[row] >= 0 or row + 1 - first == CHUNK or row + 1 == stop:
+            yield first, row + 1
+            first = row + 1
+
+
+def _row_by_row(
+    of: _Rows, spans: list[range], states: torch.Tensor, saves: list[int], state: torch.Tensor, out: torch.Tensor
+) -> None:
+    """The rows `spans` of some sequences, all heads and sequences at once; `states` are overwritten."""
+    decay = of.log_decay.exp().to(torch.float32)[..., None, None]
+    # The longest first, so that the sequences which have a row left are always the first ones.
+    order = sorted(range(len(spans)), key=lambda sequence: -len(spans[sequence]))
+    states = states[order]
+    for step in range(max(map(len, spans), default=0)):
+        rows = [spans[sequence][step] for sequence in order if step < len(spans[sequence])]
+        held = states[: len(rows)].mul_(decay[rows])
+        correction = (of.value[rows] - _read(held, of.key[rows])) * of.beta[rows]
+        held.addcmul_(of.key[rows][..., None], correction[..., None, :])
+        out[rows] = _read(held, of.query[rows]).to(out.dtype)
+        kept = [place for place, row in enumerate(rows) if saves[row] >= 0]
+        if kept:
+            state[[saves[rows[place]] for place in kept]] = held[kept]
 
 
 def _read(held: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
