@@ -2,7 +2,8 @@
 
 Each folder beside this file holds one op: ``spec.py`` states its contract (an `OpSpec` called ``SPEC``), every
 ``impl_<backend>.py`` implements it. Property tests, kernel benchmarks and the documentation's tables come from the
-contract alone, so adding an implementation or an op touches one folder.
+contract alone, so adding an implementation touches one folder, and adding an op that and the tests that judge its
+contract.
 
 An op lives in two phases. *Binding* happens once, while a model is loaded: it fixes the scalars and the weights and
 selects an implementation. *Calling* happens in every step, with arrays only.

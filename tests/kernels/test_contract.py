@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.errors import UnsupportedFeatureError
+from pocketllm.kernels import registry
 from pocketllm.kernels.checking.comparison import plain, reference_results
 from pocketllm.kernels.contract import UNIT_ROUNDOFF, Case, NoScalars, Operand, OpSpec
 from pocketllm.kernels.registry import BackendOpTable, ReferenceOpTable, op_names, spec
@@ -37,6 +39,23 @@ def test_names_are_unique_and_scalars_frozen(op: str) -> None:
     assert contract.scalars.__dataclass_params__.frozen
     # Weights and scalars may share a name with nothing else, for references take both as keywords.
     assert len(names) == len(set(names))
+
+
+@EVERY_OP
+def test_every_scalar_is_varied(op: str) -> None:
+    """An implementation that takes one for a constant is found only where cases differ in it."""
+    contract = spec(op)
+    rng = np.random.default_rng(0)
+    drawn = [{name: int(rng.integers(low, high + 1)) for name, (low, high) in contract.dims.items()} for _ in range(80)]
+    scalars = [contract.make_case(rng, dims).scalars for dims in drawn]
+    for field in dataclasses.fields(contract.scalars):
+        assert len({getattr(values, field.name) for values in scalars}) > 1, field.name
+
+
+@EVERY_OP
+def test_its_folder_is_a_package(op: str) -> None:
+    # Without one it is found here, and missing from what is built.
+    assert (Path(registry.__file__).parent / op / "__init__.py").is_file()
 
 
 @EVERY_OP

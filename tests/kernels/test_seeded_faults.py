@@ -14,9 +14,9 @@ import torch
 
 from pocketllm.kernels.checking.arrays import FLOAT32, backend
 from pocketllm.kernels.checking.comparison import KernelMismatchError, check
-from pocketllm.kernels.contract import Arrays, BoundOp
+from pocketllm.kernels.contract import BoundOp, OpCall
 from pocketllm.kernels.paged_attention import impl_torch
-from pocketllm.kernels.registry import BackendOpTable, spec
+from pocketllm.kernels.registry import BackendOpTable, implementation, spec
 
 Fault = Callable[..., Any]
 """``fault(sound, weights, scalars, **arrays)`` calls the sound op in a wrong way, or something else."""
@@ -24,25 +24,25 @@ Fault = Callable[..., Any]
 CASES = 60
 
 
-class FaultyOps(BackendOpTable):
-    """PyTorch's ops, one of them broken."""
+class Faulty:
+    """PyTorch's implementation of an op, broken."""
 
     def __init__(self, op: str, fault: Fault) -> None:
-        super().__init__("torch", device="cpu", dtype="float32")
         self.op = op
         self.fault = fault
 
-    def bind(self, op: str, weights: Arrays | None = None, **scalars: Any) -> BoundOp:
-        sound = super().bind(op, weights, **scalars)
-        if op != self.op:
-            return sound
-        contract = spec(op)
+    def supports(self, call: OpCall) -> str | None:
+        return implementation(self.op, "torch").supports(call)
+
+    def bind(self, call: OpCall) -> BoundOp:
+        sound = implementation(self.op, "torch").bind(call)
+        contract = spec(self.op)
         names = [operand.name for operand in contract.operands_of("input", "inout")]
 
         def broken(*arrays: Any, **named: Any) -> Any:
             given = dict(zip(names, arrays, strict=False)) | named
             outputs = {operand.name: given.pop(operand.name, None) for operand in contract.operands_of("output")}
-            result = self.fault(sound, weights or {}, contract.scalars(**scalars), **given)
+            result = self.fault(sound, call.weights, call.scalars, **given)
             if not outputs:
                 return None
             results = result if isinstance(result, tuple) else (result,)
@@ -53,6 +53,11 @@ class FaultyOps(BackendOpTable):
             return written[0] if len(written) == 1 else tuple(written)
 
         return broken
+
+
+def faulty_ops(op: str, fault: Fault) -> BackendOpTable:
+    """PyTorch's ops, one of them broken; composites that have it as a part are composed."""
+    return BackendOpTable("torch", device="cpu", dtype="float32", overrides={op: Faulty(op, fault)})
 
 
 def complaint(op: str, table: BackendOpTable | None) -> str | None:
@@ -90,6 +95,11 @@ def no_root(sound: BoundOp, w: Any, s: Any, x: torch.Tensor, residual: torch.Ten
     if residual is not None:
         x = residual.add_(x)
     return x / (x.square().mean(dim=-1, keepdim=True) + s.eps) * (w["weight"] + s.weight_offset)
+
+
+def constant_eps(sound: BoundOp, w: Any, s: Any, **arrays: Any) -> Any:
+    ops = backend("torch").table(FLOAT32)
+    return ops.bind("rms_norm", w, eps=1e-6, weight_offset=s.weight_offset)(**arrays)
 
 
 def half_precision_sum(sound: BoundOp, w: Any, s: Any, x: torch.Tensor) -> torch.Tensor:
@@ -139,6 +149,7 @@ FAULTS = {
     "attention: next block": ("paged_attention", "paged_attention", next_block),
     "attention: window one too wide": ("paged_attention", "paged_attention", wider_window),
     "rms_norm: no root": ("rms_norm", "rms_norm", no_root),
+    "rms_norm: eps a constant": ("rms_norm", "rms_norm", constant_eps),
     "linear: inputs rounded to bfloat16": ("linear", "linear", half_precision_sum),
     "rotary: wrong pairs": ("rotary", "rotary", other_pairs),
     "rotary_angles: product not rounded": ("rotary_angles", "rotary_angles", exact_product),
@@ -164,7 +175,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("op", "part", "fault"), FAULTS.values(), ids=FAULTS)
 def test_a_broken_kernel_is_found(op: str, part: str, fault: Fault) -> None:
-    assert complaint(op, FaultyOps(part, fault)) is not None
+    assert complaint(op, faulty_ops(part, fault)) is not None
 
 
 @pytest.mark.parametrize("op", sorted({op for op, _, _ in FAULTS.values()}))
@@ -187,4 +198,4 @@ def test_writing_to_an_input_is_found() -> None:
     def fault(sound: BoundOp, w: Any, s: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.silu(gate, inplace=True).mul(up)
 
-    assert "gate was written to" in (complaint("swiglu", FaultyOps("swiglu", fault)) or "")
+    assert "gate was written to" in (complaint("swiglu", faulty_ops("swiglu", fault)) or "")

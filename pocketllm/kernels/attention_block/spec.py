@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pocketllm.kernels.contract import Array, Arrays, BenchShape, BoundOp, Case, Dims, Operand, OpSpec, OpTable
 from pocketllm.kernels.linear.spec import make_weights as make_linear
 from pocketllm.kernels.paged_attention.spec import make_caches, make_layout
+from pocketllm.kernels.rms_norm.spec import make_eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def make_scalars(rng: np.random.Generator, dims: Dims) -> dict[str, Any]:
         "window": int(rng.choice([0, 0, 3])) if ragged else 0,
         "softcap": float(rng.choice([0.0, 0.0, 5.0])) if ragged else 0.0,
         "interleaved": bool(rng.integers(2)),
-        "norm_eps": 1e-6,
+        "norm_eps": make_eps(rng),
         "norm_offset": float(rng.integers(2)),
         "rotary": bool(rng.integers(4)),
     }

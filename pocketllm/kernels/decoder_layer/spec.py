@@ -13,6 +13,7 @@ from pocketllm.kernels.attention_block import spec as attention_block
 from pocketllm.kernels.attention_block.spec import AttentionBlock
 from pocketllm.kernels.contract import Array, Arrays, BenchShape, BoundOp, Case, Dims, Operand, OpSpec, OpTable
 from pocketllm.kernels.mlp import spec as mlp
+from pocketllm.kernels.rms_norm.spec import make_eps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ def make_case(rng: np.random.Generator, dims: Dims) -> Case:
         **attention_block.make_weights(rng, dims),
         **mlp.make_weights(rng, dims),
     }
-    scalars = DecoderLayer(eps=1e-5, **attention_block.make_scalars(rng, dims))
+    scalars = DecoderLayer(eps=make_eps(rng), **attention_block.make_scalars(rng, dims))
     return Case(scalars, weights, attention_block.make_arrays(rng, dims))
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pocketllm.kernels.causal_conv1d.spec import make_layout, make_state
 from pocketllm.kernels.contract import Array, Arrays, BenchShape, BoundOp, Case, Dims, Operand, OpSpec, OpTable
 from pocketllm.kernels.linear.spec import make_weights as make_linear
+from pocketllm.kernels.rms_norm.spec import make_eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,15 @@ def compose(ops: OpTable, s: DeltaBlock, weights: Arrays) -> BoundOp:
     return delta_block
 
 
-def make_scalars(dims: Dims) -> dict[str, Any]:
-    """As the sizes say."""
+def make_scalars(rng: np.random.Generator, dims: Dims) -> dict[str, Any]:
+    """Heads and sizes as `dims` say."""
     key_heads = dims["key_heads"]
     return {
         "key_heads": key_heads,
         "value_heads": key_heads * dims["group"],
         "key_dim": dims["key_dim"],
         "value_dim": dims["value_dim"],
-        "eps": 1e-6,
+        "eps": make_eps(rng),
     }
 
 
@@ -113,7 +114,7 @@ def make_arrays(rng: np.random.Generator, dims: Dims) -> dict[str, npt.NDArray[A
 
 def make_case(rng: np.random.Generator, dims: Dims) -> Case:
     """A random block."""
-    return Case(DeltaBlock(**make_scalars(dims)), make_weights(rng, dims), make_arrays(rng, dims))
+    return Case(DeltaBlock(**make_scalars(rng, dims)), make_weights(rng, dims), make_arrays(rng, dims))
 
 
 WEIGHTS = (

@@ -61,7 +61,7 @@ def make_case(rng: np.random.Generator, dims: Dims) -> Case:
         **delta_block.make_weights(rng, dims),
         **mlp.make_weights(rng, dims),
     }
-    scalars = DeltaLayer(norm_offset=float(rng.integers(2)), **delta_block.make_scalars(dims))
+    scalars = DeltaLayer(norm_offset=float(rng.integers(2)), **delta_block.make_scalars(rng, dims))
     return Case(scalars, weights, delta_block.make_arrays(rng, dims))
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pocketllm.kernels.causal_conv1d.spec import make_layout, make_state
 from pocketllm.kernels.contract import BenchShape, Case, Dims, Operand, OpSpec
 from pocketllm.kernels.gated_delta_rule.rounding import decays, exact, rounded
+from pocketllm.kernels.rms_norm.spec import make_eps
 from pocketllm.kernels.sigmoid_gate.spec import sigmoid
 
 Wide = npt.NDArray[np.float64]
@@ -132,7 +133,8 @@ def error_bound(case: Case, u: float) -> dict[str, Wide]:
 
 def make_case(rng: np.random.Generator, dims: Dims) -> Case:
     """Sequences that begin and that go on; queries and keys from far below the root of eps to far above it."""
-    s = GatedDeltaRule(dims["key_heads"], dims["key_heads"] * dims["group"], dims["key_dim"], dims["value_dim"])
+    heads = dims["key_heads"]
+    s = GatedDeltaRule(heads, heads * dims["group"], dims["key_dim"], dims["value_dim"], eps=make_eps(rng))
     layout = make_layout(rng, dims)
     rows = int(layout["query_start"][-1])
     size = 10.0 ** rng.uniform(-4, 1, size=(rows, 2 * s.key_heads, 1))

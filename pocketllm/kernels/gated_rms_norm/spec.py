@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketllm.kernels.contract import ACCUMULATION_ROUNDOFF, BenchShape, Case, Dims, Operand, OpSpec
+from pocketllm.kernels.rms_norm.spec import make_eps
 from pocketllm.kernels.sigmoid_gate.spec import sigmoid
 
 
@@ -52,7 +53,7 @@ def make_case(rng: np.random.Generator, dims: Dims) -> Case:
     x = (rng.standard_normal(shape) * magnitude).astype(np.float32)
     gate = (rng.standard_normal(shape) * 10.0 ** rng.uniform(-3, 2, size=shape)).astype(np.float32)
     weight = rng.standard_normal(dims["n"]).astype(np.float32)
-    return Case(GatedRmsNorm(eps=1e-6), {"weight": weight}, {"x": x, "gate": gate})
+    return Case(GatedRmsNorm(make_eps(rng)), {"weight": weight}, {"x": x, "gate": gate})
 
 
 def error_bound(case: Case, u: float) -> dict[str, npt.NDArray[np.float64]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pocketllm.kernels.contract import Array, Arrays, BenchShape, BoundOp, Case, Dims, Operand, OpSpec, OpTable
 from pocketllm.kernels.linear.spec import make_weights as make_linear
+from pocketllm.kernels.rms_norm.spec import make_eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def make_case(rng: np.random.Generator, dims: Dims) -> Case:
     weights["norm"] = rng.uniform(0.5, 1.5, size=dims["hidden"]).astype(np.float32)
     x = rng.standard_normal((dims["T"], dims["hidden"]), dtype=np.float32)
     rows = rng.integers(0, dims["T"], size=dims["R"])
-    return Case(LmHead(eps=1e-5, norm_offset=float(rng.integers(2))), weights, {"x": x, "rows": rows})
+    return Case(LmHead(make_eps(rng), norm_offset=float(rng.integers(2))), weights, {"x": x, "rows": rows})
 
 
 def _bench(rows: int) -> BenchShape:
