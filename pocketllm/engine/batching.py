@@ -80,7 +80,9 @@ def flat_batch(plan: Plan, rows: OutputRows) -> Batch:
         return range(sequence_start, sequence_start + count)
 
     return Batch(
-        token_ids=int32([t for w in work for t in w.sequence.tokens[w.sequence.computed :][: w.tokens]]),
+        token_ids=int32(
+            [t for w in work for t in w.sequence.tokens[w.sequence.computed : w.sequence.computed + w.tokens]]
+        ),
         positions=int32([p for w in work for p in span(w.sequence.computed, w.tokens)]),
         query_start=int32([0, *ends]),
         context_len=int32([w.sequence.computed + w.tokens for w in work]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
 from pocketllm.engine.pool import Pool
 from pocketllm.engine.prefix_keys import PrefixKeys
@@ -21,12 +22,13 @@ class CacheManager:
 
     A model with recurrent states can go on only where a snapshot of them was left, so such a sequence starts behind the
     last block with one. Snapshots are left at the last block end within each prefill chunk; where a prompt parts from
-    one before it, as behind a common system prompt; and, rolling, at the last block end that a reply has passed, where
-    the next turn of its conversation finds it.
+    one before it, as behind a common system prompt; and at the last block end that a reply has passed, where the next
+    turn of its conversation finds it. A sequence's next one takes the place of the one before, but for a few that
+    last, so that a long prompt does not push out what others have left.
 
     At least one token of a sequence is always computed: the next is drawn from its logits.
 
-    The engine's thread alone calls it.
+    The engine's thread alone calls it, but for `prompt_keys`.
 
     Attributes:
         block_size: tokens of one block.
@@ -45,25 +47,35 @@ class CacheManager:
         """How many blocks hold so many tokens."""
         return -(-tokens // self.block_size)
 
+    def prompt_keys(self, prompt_token_ids: Items[int], budget: int) -> list[bytes]:
+        """The keys of a prompt's blocks for a reply of up to `budget` tokens; any thread may ask."""
+        if self.keys is None:
+            return []
+        root = self.keys.root(len(prompt_token_ids) + budget)
+        return self.keys.chain(root, prompt_token_ids, self.block_size)
+
     def admit(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for so many tokens of a sequence that has none, and state slots; what is found counts as computed.
 
         False, and nothing changed, when they are not free.
         """
-        keys, found = self._found(sequence)
-        missing = self.blocks_for(tokens) - len(found)
-        if missing > self.blocks.free - sum(not self.blocks.held(block) for block in found):
+        keys, count = self._found(sequence)
+        missing = self.blocks_for(tokens) - count
+        # Whoever holds a block holds all before it, so those that nobody holds are the last of the found ones.
+        held = bisect_left(keys, True, hi=count, key=lambda key: not self.blocks.held(self.blocks.place(key)))
+        if missing > self.blocks.free - (count - held):
             return False
+        found = self.blocks_of(keys[:count])
         self.blocks.hold(found)
-        if not self.states.begin(sequence.states, keys[len(found) - 1] if found else None):
+        if not self.states.begin(sequence.states, keys[count - 1] if count else None):
             self.blocks.release(reversed(found))
             return False
         own = self.blocks.take(missing)
         assert own is not None, "so many were counted above"
         sequence.blocks = found + own
-        sequence.shared = len(found)
-        sequence.computed = len(found) * self.block_size
-        sequence.states.branch = self._chained(keys) * self.block_size
+        sequence.shared = count
+        sequence.computed = count * self.block_size
+        sequence.states.branch = self.chained(keys, self._most_found(sequence)) * self.block_size
         return True
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
@@ -85,9 +97,8 @@ class CacheManager:
 
     def awaits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether one of those that run is about to compute the next block that is not found for the sequence."""
-        keys, found = self._found(sequence)
-        place = len(found)
-        if place == len(keys):
+        keys, place = self._found(sequence)
+        if place == self._most_found(sequence):
             return False
         return any(
             other.shared <= place < len(other.block_keys) and other.block_keys[place] == keys[place]
@@ -131,27 +142,38 @@ class CacheManager:
 
     def find(self, keys: list[bytes]) -> list[int]:
         """The blocks of the longest beginning of a chain of keys that a sequence could go on from."""
-        count = self._chained(keys)
+        return self.blocks_of(keys[: self._count(keys, len(keys))])
+
+    def chained(self, keys: list[bytes], most: int) -> int:
+        """How many of a chain's first `most` blocks are there, with or without states at their end."""
+        # What can be found is a chain without gaps, so it can be halved.
+        return bisect_left(keys, True, hi=most, key=lambda key: self.blocks.find(key) is None)
+
+    def blocks_of(self, keys: list[bytes]) -> list[int]:
+        """The blocks of keys that are found."""
+        return [self.blocks.place(key) for key in keys]
+
+    def _count(self, keys: list[bytes], most: int) -> int:
+        """How many of a chain's first `most` blocks a sequence could go on behind."""
+        count = self.chained(keys, most)
         if self.states.exist:
             while count and self.states.pool.find(keys[count - 1]) is None:
                 count -= 1
-        return [block for block in map(self.blocks.find, keys[:count]) if block is not None]
+        return count
 
-    def _chained(self, keys: list[bytes]) -> int:
-        """How many of a chain's blocks are there, with or without states at their end."""
-        # What can be found is a chain without gaps, so it can be halved.
-        return bisect_left(keys, True, key=lambda key: self.blocks.find(key) is None)
+    def _most_found(self, sequence: Sequence) -> int:
+        """How many blocks it need not compute if they are found."""
+        shares = self.keys is not None and sequence.shares_prefix
+        return sequence.most_cached // self.block_size if shares else 0
 
-    def _found(self, sequence: Sequence) -> tuple[list[bytes], list[int]]:
-        """Keys of the blocks that it need not compute if they are found, and the blocks that are."""
-        if self.keys is None or not sequence.shares_prefix:
-            return [], []
-        keys = self._block_keys(sequence, len(sequence.tokens) // self.block_size)
-        keys = keys[: sequence.most_cached // self.block_size]
-        return keys, self.find(keys)
+    def _found(self, sequence: Sequence) -> tuple[list[bytes], int]:
+        """The keys of its blocks, and behind how many of them it could start."""
+        most = self._most_found(sequence)
+        keys = self._block_keys(sequence, most)
+        return keys, self._count(keys, most)
 
     def _block_keys(self, sequence: Sequence, count: int) -> list[bytes]:
-        """The keys of at least its first `count` blocks, which are full."""
+        """The keys of at least its first `count` blocks, which are full; those of its reply are made here."""
         keys = sequence.block_keys
         if self.keys is not None and len(keys) < count:
             parent = keys[-1] if keys else self.keys.root(sequence.most_tokens)
@@ -164,12 +186,24 @@ class CacheManager:
         if self.keys is None or not sequence.shares_prefix or not self.states.exist:
             return []
         end = sequence.computed + rows
-        if rows > 1 and end == len(sequence.tokens):
+        if end == sequence.prompt_length:
             end -= 1  # the same prompt again computes a token at least, so it cannot go on from its very end
         last = end // self.block_size * self.block_size
         keys = self._block_keys(sequence, last // self.block_size)
         return [
-            Snapshot(place - sequence.computed - 1, keys[place // self.block_size - 1], place > sequence.prompt_length)
+            Snapshot(
+                place - sequence.computed - 1, keys[place // self.block_size - 1], not self._lasts(sequence, place)
+            )
             for place in sorted({sequence.states.branch, last})
             if sequence.computed < place <= last
         ]
+
+    def _lasts(self, sequence: Sequence, place: int) -> bool:
+        """Whether the snapshot after so many tokens stays when the sequence leaves the next one.
+
+        That is where prompts part, where the same prompt starts again, and the first behind each power of two: so a
+        long prompt leaves a few, and one that parts from it computes half of what they have in common at most.
+        """
+        if place in (sequence.states.branch, (sequence.prompt_length - 1) // self.block_size * self.block_size):
+            return True
+        return place < sequence.prompt_length and place.bit_length() > sequence.computed.bit_length()

@@ -22,10 +22,11 @@ from pocketllm.engine.executor import Drawn, Executor
 from pocketllm.engine.prompts import chat_prompt, infill_prompt, raw_prompt
 from pocketllm.engine.reply import Reply
 from pocketllm.engine.request import RequestHandle
+from pocketllm.engine.request_checks import RequestChecks
 from pocketllm.engine.sampler import SamplingDefaults, resolve
 from pocketllm.engine.scheduler import Plan, Scheduler
 from pocketllm.engine.sequence import Sequence as TokenSequence
-from pocketllm.engine.sequence import choice_seed, own_seed
+from pocketllm.engine.sequence import choice_seed, distinct, own_seed
 from pocketllm.errors import EngineDeadError, EngineError, InvalidRequestError, QueueFullError
 from pocketllm.models.family import ModelConfig
 from pocketllm.runtimes.base import Runtime
@@ -101,7 +102,12 @@ class Engine:
         self._runtime = runtime
         self._executor = Executor(runtime, tokenizer)
         self._scheduler = scheduler
-        self._end_ids = end_ids
+        self._checks = RequestChecks(
+            window=capabilities.max_model_len,
+            vocab_size=config.vocab_size,
+            longest_token=tokenizer.longest_token,
+            end_ids=end_ids,
+        )
         self._defaults = defaults
         self._max_queue = max_queue
         self._step_timeout = step_timeout
@@ -169,7 +175,7 @@ class Engine:
             continue_final_message=continue_final_message,
             template_variables=template_variables,
         )
-        self._check_size(prompt.text)
+        self._checks.check_size(prompt.text)
         return self.tokenizer.encode_chat(prompt)
 
     def encode_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
@@ -178,7 +184,7 @@ class Engine:
         Raises:
             InvalidRequestError: an id is outside the vocabulary.
         """
-        self._check_size(prompt)
+        self._checks.check_size(prompt)
         return raw_prompt(
             self.tokenizer, prompt, vocab_size=self.config.vocab_size, add_special_tokens=add_special_tokens
         )
@@ -189,7 +195,7 @@ class Engine:
         Raises:
             InvalidRequestError: the tokenizer has no fill-in-the-middle tokens; an id is outside the vocabulary.
         """
-        self._check_size(prompt, suffix)
+        self._checks.check_size(prompt, suffix)
         return infill_prompt(
             self.tokenizer,
             prompt,
@@ -197,19 +203,6 @@ class Engine:
             vocab_size=self.config.vocab_size,
             add_special_tokens=add_special_tokens,
         )
-
-    def _check_size(self, *texts: object) -> None:
-        """Refuse texts that cannot fit before time is spent on them. Normalisation shrinks a text by less than four."""
-        window = self.capabilities.max_model_len
-        for text in texts:
-            if isinstance(text, str) and len(text) // (4 * self.tokenizer.longest_token) > window:
-                raise InvalidRequestError(
-                    f"This server's maximum context length is {window} tokens; a text of {len(text)} characters has "
-                    "more, whatever they are: shorten it",
-                    param="prompt",
-                    code="context_length_exceeded",
-                    details={"n_ctx": window},
-                )
 
     def submit(
         self,
@@ -246,7 +239,10 @@ class Engine:
             request_id or f"req-{secrets.token_hex(12)}", prompt, seed=seed, n=params.n, cancel=self._cancel_handle
         )
         sampling = resolve(params, self._defaults)
-        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
+        # What takes long with a long prompt is done here, once: no step waits for it.
+        block_keys = self._scheduler.cache.prompt_keys(prompt, budget) if params.cache_prompt else []
+        seen = distinct(prompt) if sampling.repetition_penalty != 1.0 else None
+        end_ids = self._checks.ends(params)
         sequences = [
             TokenSequence(
                 handle=handle,
@@ -263,6 +259,8 @@ class Engine:
                 top_logprobs=params.logprobs,
                 prompt_logprobs=[None] if prompt_logprobs else None,
                 shares_prefix=params.cache_prompt,
+                block_keys=list(block_keys),
+                seen=seen,
             )
             for index in range(params.n)
         ]
@@ -273,47 +271,7 @@ class Engine:
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, prefill_only: bool = False
     ) -> int:
         """The tokens that a reply may have; the errors are those of `submit` that the request alone decides."""
-        budget = self._reply_budget(len(prompt_token_ids), 0 if prefill_only else params.max_tokens)
-        if max(prompt_token_ids) >= self.config.vocab_size:
-            raise InvalidRequestError(
-                f"the prompt has token id {max(prompt_token_ids)}, and the model's vocabulary ends at "
-                f"{self.config.vocab_size - 1}: it and the tokenizer are not of one model",
-                param="prompt",
-            )
-        self._check_token_ids(params)
-        ends = len(set(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids))
-        if params.min_tokens and ends >= self.config.vocab_size:
-            raise InvalidRequestError(
-                "min_tokens keeps every token of stop_token_ids from being drawn, and these are all there are: "
-                "leave one of the two out",
-                param="stop_token_ids",
-            )
-        return budget
-
-    def _reply_budget(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        window = self.capabilities.max_model_len
-        if prompt_tokens == 0:
-            raise InvalidRequestError("the prompt has no tokens: give at least one", param="prompt")
-        # None takes the rest of the window, which must leave room for one token.
-        asked = 1 if max_tokens is None else max_tokens
-        if prompt_tokens + asked > window:
-            reply = "a reply of at least 1" if max_tokens is None else f"a reply of up to {max_tokens}"
-            raise InvalidRequestError(
-                f"This server's maximum context length is {window} tokens; the prompt has {prompt_tokens} and {reply} "
-                "does not fit beside it: shorten the prompt or ask for a shorter reply",
-                param="prompt" if prompt_tokens >= window else "max_tokens",
-                code="context_length_exceeded",
-                details={"n_prompt_tokens": prompt_tokens, "n_ctx": window},
-            )
-        return window - prompt_tokens if max_tokens is None else max_tokens
-
-    def _check_token_ids(self, params: SamplingParams) -> None:
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            for token_id in ids:
-                if not 0 <= token_id < self.config.vocab_size:
-                    raise InvalidRequestError(
-                        f"{name} names token id {token_id}; ids go from 0 to {self.config.vocab_size - 1}", param=name
-                    )
+        return self._checks.reply_budget(prompt_token_ids, params, prefill_only=prefill_only)
 
     def _enqueue(self, handle: RequestHandle, sequences: list[TokenSequence]) -> None:
         if os.getpid() != self._process:
@@ -472,18 +430,21 @@ class Engine:
         self._scheduler.account(plan, time.monotonic() - started)
 
     def _commit(self, plan: Plan, drawn: list[Drawn]) -> None:
-        sampled = plan.sampled
+        tokens = dict(zip(plan.sampled, drawn, strict=True))
+        undrawable = {sequence for sequence, token in tokens.items() if token.token_id < 0}
         for work in plan.work:
+            if work.sequence in undrawable:
+                continue  # what the step left of it may be no numbers, which nobody must find
             completes = work.completes
             self._scheduler.cache.commit(work.sequence, work.tokens)
             if completes and work.sequence.budget == 0:
                 work.sequence.finish("length")
         failures = {}
-        for sequence, token in zip(sampled, drawn, strict=True):
+        for sequence, token in tokens.items():
             error = self._accept(sequence, token)
             if error is not None:
                 failures[sequence.handle] = error
-        self._settle(plan, failures, drawn=len(sampled))
+        self._settle(plan, failures, drawn=len(tokens))
 
     def _settle(self, plan: Plan, failures: Mapping[RequestHandle, EngineError], *, drawn: int) -> None:
         """Retire what the step ended, then tell the readers: who has read a last event finds the blocks free."""

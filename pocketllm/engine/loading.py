@@ -43,7 +43,8 @@ def quiet(what: str, done: int, total: int) -> None:
 def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
     """Load a model and start its engine.
 
-    Everything that can be refused is refused before a weight is read.
+    What can be refused is refused before a weight is read, but for kernels of the caller's own that turn out to refuse
+    this model's sizes, or to have no part in it, when it is bound.
 
     Raises:
         ModelNotFoundError: no such model.
@@ -142,13 +143,13 @@ def _allocate(args: EngineArgs, config: ModelConfig, runtime: Runtime) -> CacheP
             cache.shrunk_from,
         )
     logger.info(
-        "KV cache: %d blocks of %d tokens, %.0f MiB",
+        "KV cache: %d blocks of %d tokens, %.1f MiB",
         cache.blocks,
         args.block_size,
         cache.blocks * runtime.bytes_per_block / MIB,
     )
     if cache.states:
-        logger.info("recurrent states: %d slots, %.0f MiB", cache.states, cache.states * runtime.bytes_per_state / MIB)
+        logger.info("recurrent states: %d slots, %.1f MiB", cache.states, cache.states * runtime.bytes_per_state / MIB)
     runtime.allocate(cache.blocks, cache.states)
     return cache
 

@@ -15,9 +15,11 @@ GIB = 1024**3
 _LEAST_RESERVE = 2 * GIB
 
 SNAPSHOT_SHARE = 4
-"""One part in so many of the memory goes to snapshots of recurrent states, as long as they are not too many."""
+"""Of the memory beside the sequences' own states one part in so many goes to snapshots of states, within limits."""
 
 LEAST_SNAPSHOTS = 4
+"""In all."""
+
 MOST_SNAPSHOTS = 32
 """For each sequence that may run."""
 
@@ -64,11 +66,11 @@ def plan_cache(
     if affordable >= per_sequence:
         return CachePlan(min(affordable, per_sequence * args.max_num_seqs), window, states=states)
     if args.max_model_len is not None or affordable < 1:
-        beside = f" beside {state_bytes / MIB:.0f} MiB of recurrent states" if states else ""
+        smaller = "max_num_seqs" if state_bytes > per_sequence * bytes_per_block else "max_model_len"
+        beside = f" beside {state_bytes / MIB:.1f} MiB of recurrent states" if states else ""
         raise ConfigurationError(
-            f"a context window of {window} tokens needs {per_sequence * bytes_per_block / MIB:.0f} MiB of KV cache"
-            f"{beside} and {available / MIB:.0f} MiB are available: lower max_model_len, raise kv_cache_mib or free "
-            "memory"
+            f"a context window of {window} tokens needs {per_sequence * bytes_per_block / MIB:.1f} MiB of KV cache"
+            f"{beside} and {available / MIB:.1f} MiB are available: lower {smaller}, raise kv_cache_mib or free memory"
         )
     return CachePlan(affordable, affordable * args.block_size, shrunk_from=window, states=states)
 
@@ -79,8 +81,9 @@ def _state_slots(args: EngineArgs, bytes_per_state: int, available: int) -> int:
         return 0
     if not args.prefix_cache:
         return args.max_num_seqs
-    snapshots = available // SNAPSHOT_SHARE // bytes_per_state
-    return args.max_num_seqs + min(max(snapshots, LEAST_SNAPSHOTS), MOST_SNAPSHOTS * args.max_num_seqs)
+    own = args.max_num_seqs
+    snapshots = (available - own * bytes_per_state) // SNAPSHOT_SHARE // bytes_per_state
+    return own + min(max(snapshots, LEAST_SNAPSHOTS), MOST_SNAPSHOTS * own)
 
 
 def cache_budget(args: EngineArgs, device_memory: tuple[int, int] | None) -> int:

@@ -43,6 +43,10 @@ class Pool:
         """The place with that key, held or kept."""
         return self._places.get(key)
 
+    def place(self, key: bytes) -> int:
+        """The place with that key; KeyError where there is none."""
+        return self._places[key]
+
     def held(self, place: int) -> bool:
         """Whether anybody holds the place."""
         return self._holders[place] > 0

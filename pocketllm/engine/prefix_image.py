@@ -86,24 +86,28 @@ def import_prefix(cache: CacheManager, runtime: Runtime, data: bytes) -> int:
 
 
 def _place(cache: CacheManager, runtime: Runtime, chain: list[bytes], image: _Image) -> None:
-    blocks = cache.blocks.take(len(chain))
+    """Bring in the blocks that are not there already, and the states at the end."""
+    there = cache.blocks_of(chain[: cache.chained(chain, len(chain))])
+    missing = chain[len(there) :]
+    cache.blocks.hold(there)  # or making room could evict them
+    blocks = cache.blocks.take(len(missing))
     slots = cache.states.pool.take(1 if image.states else 0)
     try:
         if blocks is None or slots is None:
             raise InvalidRequestError(
-                f"the cache has no room for the prefix's {len(chain)} blocks: {cache.blocks.free} of "
+                f"the cache has no room for the prefix's {len(missing)} blocks: {cache.blocks.free} of "
                 f"{cache.blocks.total} are free, and {cache.states.pool.free} slots of recurrent states; try again "
                 "when fewer requests run"
             )
         try:
-            runtime.import_blocks(blocks, image.blocks)
+            runtime.import_blocks(blocks, image.blocks[len(there) * runtime.bytes_per_block :])
             runtime.import_states(slots, image.states)
         except ValueError as error:
             raise _damaged(str(error)) from None
-        blocks = [cache.blocks.publish(block, key) for block, key in zip(blocks, chain, strict=True)]
+        blocks = [cache.blocks.publish(block, key) for block, key in zip(blocks, missing, strict=True)]
         slots = [cache.states.pool.publish(slot, chain[-1]) for slot in slots]
     finally:
-        cache.blocks.release(reversed(blocks or []))
+        cache.blocks.release(reversed([*there, *(blocks or [])]))
         cache.states.pool.release(slots or [])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pocketllm.errors import CheckpointError
 from pocketllm.runtimes.base import SamplingRows
@@ -87,10 +88,19 @@ def resolve(params: SamplingParams, defaults: SamplingDefaults) -> ResolvedSampl
 class _Adjustments:
     """One row's adjusted tokens."""
 
-    ids: list[int]
-    bias: list[float]
-    count: list[int]
-    seen: list[bool]
+    ids: npt.NDArray[np.int32]
+    bias: npt.NDArray[np.float32]
+    count: npt.NDArray[np.int32]
+    seen: npt.NDArray[np.bool_]
+
+
+_NOTHING = _Adjustments(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(0, np.bool_))
+
+
+def _contained(ids: npt.NDArray[np.int32], within: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Which of the ids are in an array that is in order."""
+    found: npt.NDArray[np.bool_] = np.append(within, np.int32(-1))[np.searchsorted(within, ids)] == ids
+    return found
 
 
 def _adjustments(sequence: TokenSequence) -> _Adjustments:
@@ -99,16 +109,26 @@ def _adjustments(sequence: TokenSequence) -> _Adjustments:
     bias = dict(sampling.logit_bias)
     if sequence.generated < sampling.min_tokens:
         bias |= dict.fromkeys(sequence.end_ids, -math.inf)
-    seen: set[int] = set()
-    if sampling.penalises:
-        seen = set(sequence.tokens) if sampling.repetition_penalty != 1.0 else set(sequence.counts)
-    ids = sorted(seen | bias.keys())
-    return _Adjustments(
-        ids,
-        [bias.get(i, 0.0) for i in ids],
-        [sequence.counts[i] for i in ids],
-        [i in seen for i in ids],
+    if not (bias or sampling.penalises):
+        return _NOTHING
+    reply = np.fromiter(sequence.counts, dtype=np.int32)
+    seen = np.zeros(0, dtype=np.int32)
+    if sampling.repetition_penalty != 1.0:
+        assert sequence.seen is not None, "a repetition penalty asks for them"
+        seen = sequence.seen
+    elif sampling.penalises:
+        seen = np.sort(reply)
+    biased = np.fromiter(bias, dtype=np.int32)
+    unseen = np.sort(biased[~_contained(biased, seen)])
+    ids = np.insert(seen, np.searchsorted(seen, unseen), unseen)
+    adjusted = _Adjustments(
+        ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32), np.ones(len(ids), np.bool_)
     )
+    adjusted.bias[np.searchsorted(ids, biased)] = list(bias.values())
+    adjusted.seen[np.searchsorted(ids, unseen)] = False
+    counted = _contained(reply, ids)
+    adjusted.count[np.searchsorted(ids, reply[counted])] = np.fromiter(sequence.counts.values(), np.int32)[counted]
+    return adjusted
 
 
 def sampling_rows(sequences: Sequence[TokenSequence]) -> SamplingRows:
@@ -119,8 +139,8 @@ def sampling_rows(sequences: Sequence[TokenSequence]) -> SamplingRows:
     def floats(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         return np.array([getattr(row, name) for row in sampling], dtype=np.float32)
 
-    def joined(name: str, dtype: type) -> np.ndarray[Any, Any]:
-        return np.array([value for row in adjusted for value in getattr(row, name)], dtype=dtype)
+    def joined(name: str) -> np.ndarray[Any, Any]:
+        return np.concatenate([getattr(row, name) for row in (_NOTHING, *adjusted)])
 
     return SamplingRows(
         seed=np.array([sequence.seed for sequence in sequences], dtype=np.uint64),
@@ -133,8 +153,8 @@ def sampling_rows(sequences: Sequence[TokenSequence]) -> SamplingRows:
         presence_penalty=floats("presence_penalty"),
         repetition_penalty=floats("repetition_penalty"),
         adjust_start=np.cumsum([0, *(len(row.ids) for row in adjusted)], dtype=np.int32),
-        adjust_ids=joined("ids", np.int32),
-        adjust_bias=joined("bias", np.float32),
-        adjust_count=joined("count", np.int32),
-        adjust_seen=joined("seen", np.bool_),
+        adjust_ids=joined("ids"),
+        adjust_bias=joined("bias"),
+        adjust_count=joined("count"),
+        adjust_seen=joined("seen"),
     )

@@ -144,7 +144,7 @@ class Scheduler:
             candidates += self.waiting
         for sequence in sorted(candidates, key=_turn):
             room = budget if sequence.prompt_logprobs is None else min(budget, scored)
-            if room and not sequence.blocks and self._awaits_another(sequence):
+            if room and not sequence.blocks and admitting and self._awaits_another(sequence):
                 continue
             if room and (sequence.blocks or (admitting and self._admit(sequence))):
                 chunk = Work(sequence, min(sequence.remaining, room))

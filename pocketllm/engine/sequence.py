@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pocketllm.engine.reply import Reply, ReplyToken
 from pocketllm.engine.request import RequestHandle
@@ -30,6 +31,11 @@ def own_seed(prompt_token_ids: Iterable[int], salt: str | None) -> int:
     prompt = np.fromiter(prompt_token_ids, dtype="<i4").tobytes()
     derived = hashlib.blake2b(prompt, key=key, digest_size=8).digest()
     return int.from_bytes(derived, "little") >> (64 - SEED_BITS)
+
+
+def distinct(token_ids: Iterable[int]) -> npt.NDArray[np.int32]:
+    """The ids that occur, each once, in order."""
+    return np.unique(np.fromiter(token_ids, dtype=np.int32))
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -64,6 +70,7 @@ class Sequence:
         states: its slots of recurrent states.
         passed_over: prefill chunks that went to others while it waited.
         counts: how often the reply has each token.
+        seen: the `distinct` tokens of prompt and reply; None where no repetition penalty asks for them.
     """
 
     handle: RequestHandle
@@ -87,6 +94,7 @@ class Sequence:
     states: SequenceStates = field(default_factory=SequenceStates)
     passed_over: int = 0
     counts: Counter[int] = field(default_factory=Counter)
+    seen: npt.NDArray[np.int32] | None = None
     _finished: bool = False
     _news: list[TokenEvent] = field(default_factory=list)
     _started_at: float | None = None
@@ -137,6 +145,7 @@ class Sequence:
             self._first_token_at = time.monotonic()
         self.tokens.append(token_id)
         self.counts[token_id] += 1
+        self._see(token_id)
         if token_id in self.end_ids:
             self.finish("stop")
             return
@@ -148,6 +157,13 @@ class Sequence:
             self._tell(piece.text + rest.text, piece.tokens + rest.tokens, "length")
         elif piece.text or piece.tokens:
             self._tell(piece.text, piece.tokens)
+
+    def _see(self, token_id: int) -> None:
+        if self.seen is None:
+            return
+        place = int(np.searchsorted(self.seen, token_id))
+        if place == len(self.seen) or self.seen[place] != token_id:
+            self.seen = np.concatenate([self.seen[:place], [token_id], self.seen[place:]], dtype=np.int32)
 
     def finish(self, reason: FinishReason) -> None:
         """End the reply here; text that was held back is given out."""

@@ -18,7 +18,7 @@ class Snapshot:
     Attributes:
         row: among the sequence's rows of the step.
         key: the block's.
-        rolling: whether it takes the place of the sequence's last rolling one.
+        rolling: whether the sequence's next snapshot takes its place.
     """
 
     row: int
@@ -34,7 +34,7 @@ class SequenceStates:
         own: the slot that nobody else reads.
         source: the slot that its next row goes on from: its own, or a snapshot.
         saves: by row of the step under way, the slot that the states after it are put into.
-        rolling: the key of the last rolling snapshot.
+        rolling: the key of the snapshot that its next one takes the place of; it outlives a preemption.
         branch: after how many tokens it parts from what was computed before it, where no snapshot was found; else 0.
     """
 
@@ -85,8 +85,11 @@ class StateSlots:
         if not self.exist:
             return
         states.saves = {rows - 1: states.own}
-        for snapshot in snapshots:
-            taken = self.pool.take(1) if self.pool.find(snapshot.key) is None else None
+        missing = [snapshot for snapshot in snapshots if self.pool.find(snapshot.key) is None]
+        if missing:
+            self._replace_rolling(states)  # before room is made of what others have left
+        for snapshot in missing:
+            taken = self.pool.take(1)
             if taken is not None:
                 states.saves[snapshot.row] = taken[0]
 
@@ -115,13 +118,13 @@ class StateSlots:
                 continue
             owned.remove(kept)
             place = self.pool.publish(kept, snapshot.key)
+            self._replace_rolling(states)
+            if snapshot.rolling and place == kept:  # else it is another's
+                states.rolling = snapshot.key
             if kept == last:
                 states.source = place
             else:
                 self.pool.release([place])
-            if snapshot.rolling:
-                self.forget(states.rolling)
-                states.rolling = snapshot.key
         states.own = last if last in owned else min(owned)
         self.pool.release(owned - {states.own})
         states.saves = {}
@@ -131,10 +134,14 @@ class StateSlots:
         self.pool.release({states.own, states.source, *states.saves.values()} - {NOWHERE})
         states.own = states.source = NOWHERE
         states.saves = {}
-        states.rolling = None
         states.branch = 0
 
-    def forget(self, key: bytes | None) -> None:
+    def forget(self, key: bytes) -> None:
         """Drop a snapshot that nothing can go on from any more, if there is one."""
-        if key is not None:
-            self.pool.forget(key)
+        self.pool.forget(key)
+
+    def _replace_rolling(self, states: SequenceStates) -> None:
+        """Drop the sequence's rolling snapshot: another comes in its place."""
+        if states.rolling is not None:
+            self.forget(states.rolling)
+            states.rolling = None

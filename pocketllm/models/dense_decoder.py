@@ -12,13 +12,15 @@ from typing import Any
 
 from pocketllm.errors import CheckpointError
 from pocketllm.kernels.contract import Arrays, BoundOp, OpTable
+from pocketllm.models.attention_layer import run_attention
 from pocketllm.models.config_reader import ConfigReader
 from pocketllm.models.family import LayerCaches, ModelOutput, Naming, PagedCache, Step, WeightSpec
 from pocketllm.models.output_head import OutputHead
-from pocketllm.models.rotary import Rotary, rotary_from_gguf, rotary_from_hf
+from pocketllm.models.rotary import Rotary, bind_angles, rotary_from_gguf, rotary_from_hf
 from pocketllm.models.windows import windows_from_hf
 
 MOST_LAYERS = 10_000
+MOST_HEAD_DIM = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,15 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise CheckpointError(f"{self.heads} attention heads cannot share {self.kv_heads} key heads evenly")
+            raise CheckpointError(
+                f"{self.heads} attention heads cannot share {self.kv_heads} key heads evenly (num_attention_heads and "
+                "num_key_value_heads, or attention.head_count and attention.head_count_kv)"
+            )
+
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]:
+        """See `ModelConfig.rotaries`."""
+        return (self.rotary,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +170,8 @@ class DenseDecoder:
     """The built model: embedding, layers and head, bound to their weights."""
 
     def __init__(self, config: DecoderConfig, weights: Arrays, ops: OpTable) -> None:
-        rotary = config.rotary
         self._embedding = ops.bind("embedding", {"table": weights["embedding"]})
-        self._angles = ops.bind(
-            "rotary_angles",
-            {"divisors": weights.get("rotary_divisors")},
-            inverse_frequencies=rotary.inverse_frequencies,
-            attention_factor=rotary.attention_factor,
-            dynamic_factor=rotary.dynamic_factor,
-            original_length=rotary.original_length,
-        )
+        self._angles = bind_angles(config.rotary, ops, weights.get("rotary_divisors"))
         self._layers = [_bind_layer(config, layer, weights, ops) for layer in range(config.layers)]
         head = weights.get("head", weights["embedding"])
         self._head = OutputHead(ops, weights["norm"], head, eps=config.norm_eps)
@@ -179,16 +181,7 @@ class DenseDecoder:
         x = self._embedding(step.token_ids)
         angles = self._angles(step.positions, step.rope_lengths)
         for layer, cache in zip(self._layers, caches, strict=True):
-            layer(
-                x,
-                angles,
-                cache["key_cache"],
-                cache["value_cache"],
-                step.slots,
-                step.query_start,
-                step.context_len,
-                step.block_table,
-            )
+            run_attention(layer, x, angles, step, cache)
         return self._head(x, step)
 
 
@@ -227,7 +220,7 @@ def config_from_hf(
         return reader.integer(key, defaults.get(key, default), most=most)
 
     heads, hidden = size("num_attention_heads"), size("hidden_size")
-    head_dim = size("head_dim", hidden // heads)
+    head_dim = size("head_dim", hidden // heads, most=MOST_HEAD_DIM)
     layers = size("num_hidden_layers", most=MOST_LAYERS)
     context_length = reader.integer("max_position_embeddings", defaults.get("max_position_embeddings"), least=2)
     reader.expect("hidden_act", ("silu", "swish"), "silu")
@@ -257,7 +250,7 @@ def config_from_gguf(raw: Mapping[str, Any], arch: str, **differences: Any) -> D
     reader = ConfigReader(raw)
     heads = reader.integer(f"{arch}.attention.head_count")
     hidden = reader.integer(f"{arch}.embedding_length")
-    head_dim = reader.integer(f"{arch}.attention.key_length", hidden // heads)
+    head_dim = reader.integer(f"{arch}.attention.key_length", hidden // heads, most=MOST_HEAD_DIM)
     reader.expect(f"{arch}.attention.value_length", (head_dim,), head_dim)
     layers = reader.integer(f"{arch}.block_count", most=MOST_LAYERS)
     context_length = reader.integer(f"{arch}.context_length", least=2)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, cast
 
 from pocketllm.errors import CheckpointError
 from pocketllm.kernels.contract import Array, Arrays, OpTable
+from pocketllm.models.rotary import Rotary
 
 Naming = Literal["hf", "gguf"]
 
@@ -142,6 +143,10 @@ class ModelConfig(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]:
         """End-of-sequence ids that the configuration names (may be none)."""
 
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]:
+        """Every rotary embedding of the model: what is cached depends on a sequence's length through these alone."""
+
 
 class Step(Protocol):
     """The arrays of one step, as the runtime holds them; see `pocketllm.runtimes.base.Batch` for their meaning."""
@@ -239,7 +244,18 @@ class Family(Protocol):
 
 
 # Modules that are subjects shared by families rather than families.
-_SHARED = frozenset({"__init__", "family", "config_reader", "rotary", "dense_decoder", "windows", "output_head"})
+_SHARED = frozenset(
+    {
+        "__init__",
+        "attention_layer",
+        "config_reader",
+        "dense_decoder",
+        "family",
+        "output_head",
+        "rotary",
+        "windows",
+    }
+)
 
 # Families that go on from another model's hidden states; by themselves they answer nothing.
 _HEADS = frozenset({"qwen3_5_mtp"})

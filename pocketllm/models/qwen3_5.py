@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pocketllm.errors import CheckpointError
-from pocketllm.kernels.contract import Array, Arrays, BoundOp, OpTable
+from pocketllm.kernels.contract import Arrays, BoundOp, OpTable
+from pocketllm.models.attention_layer import run_attention
 from pocketllm.models.config_reader import ConfigReader
-from pocketllm.models.dense_decoder import MOST_LAYERS
+from pocketllm.models.dense_decoder import MOST_HEAD_DIM, MOST_LAYERS
 from pocketllm.models.family import (
     LayerCaches,
     ModelOutput,
@@ -25,7 +26,7 @@ from pocketllm.models.family import (
     WeightSpec,
 )
 from pocketllm.models.output_head import OutputHead
-from pocketllm.models.rotary import Rotary, rotary_from_hf
+from pocketllm.models.rotary import Rotary, bind_angles, rotary_from_hf
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
@@ -48,7 +49,10 @@ class DeltaNet:
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
-            raise CheckpointError(f"{self.value_heads} value heads cannot share {self.key_heads} key heads evenly")
+            raise CheckpointError(
+                f"{self.value_heads} value heads cannot share {self.key_heads} key heads evenly "
+                "(linear_num_value_heads, linear_num_key_heads)"
+            )
 
     @property
     def channels(self) -> int:
@@ -96,7 +100,15 @@ class Qwen35Config:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise CheckpointError(f"{self.heads} attention heads cannot share {self.kv_heads} key heads evenly")
+            raise CheckpointError(
+                f"{self.heads} attention heads cannot share {self.kv_heads} key heads evenly (num_attention_heads, "
+                "num_key_value_heads)"
+            )
+
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]:
+        """See `ModelConfig.rotaries`."""
+        return (self.rotary,)
 
 
 def parse_config(naming: Naming, raw: Mapping[str, Any]) -> Qwen35Config:
@@ -105,6 +117,8 @@ def parse_config(naming: Naming, raw: Mapping[str, Any]) -> Qwen35Config:
         raise CheckpointError("qwen3_5 is read from safetensors only: its GGUF files order heads differently")
     reader = ConfigReader(raw)
     text = reader.nested("text_config")
+    if text is None and "text_config" in raw:
+        raise reader.error("text_config", "is empty: it has the language model's configuration")
     if text is None:
         config = _text_config(reader, "model.", tied=None)
         reader.finish()
@@ -121,7 +135,7 @@ def parse_config(naming: Naming, raw: Mapping[str, Any]) -> Qwen35Config:
 def _text_config(reader: ConfigReader, prefix: str, *, tied: bool | None) -> Qwen35Config:
     """`tied` is what a multimodal checkpoint says for the whole; its text part alone would be overruled."""
     layers = reader.integer("num_hidden_layers", 32, most=MOST_LAYERS)
-    head_dim = reader.integer("head_dim", 256)
+    head_dim = reader.integer("head_dim", 256, most=MOST_HEAD_DIM)
     context_length = reader.integer("max_position_embeddings", 32768, least=2)
     reader.expect("hidden_act", ("silu", "swish"), "silu")
     reader.expect("attn_output_gate", (True,), True)
@@ -289,7 +303,7 @@ class HybridDecoder:
 
     def __init__(self, config: Qwen35Config, weights: Arrays, ops: OpTable) -> None:
         self._embedding = ops.bind("embedding", {"table": weights["embedding"]})
-        self._angles = bind_angles(config, ops)
+        self._angles = bind_angles(config.rotary, ops)
         self._layers = [
             (kind, bind_layer(config, kind, str(layer), weights, ops)) for layer, kind in enumerate(config.kinds)
         ]
@@ -311,18 +325,6 @@ class HybridDecoder:
 def build(config: Qwen35Config, weights: Arrays, ops: OpTable) -> HybridDecoder:
     """See `Family.build`."""
     return HybridDecoder(config, weights, ops)
-
-
-def bind_angles(config: Qwen35Config, ops: OpTable) -> BoundOp:
-    """The angles of the attention layers' rotary embedding."""
-    rotary = config.rotary
-    return ops.bind(
-        "rotary_angles",
-        inverse_frequencies=rotary.inverse_frequencies,
-        attention_factor=rotary.attention_factor,
-        dynamic_factor=rotary.dynamic_factor,
-        original_length=rotary.original_length,
-    )
 
 
 def bind_layer(config: Qwen35Config, kind: str, name: str, weights: Arrays, ops: OpTable) -> BoundOp:
@@ -351,20 +353,6 @@ def bind_layer(config: Qwen35Config, kind: str, name: str, weights: Arrays, ops:
         norm_eps=config.norm_eps,
         norm_offset=1.0,
         eps=config.norm_eps,
-    )
-
-
-def run_attention(layer: BoundOp, x: Array, angles: Array, step: Step, cache: Arrays) -> None:
-    """A step of an attention layer, in place."""
-    layer(
-        x,
-        angles,
-        cache["key_cache"],
-        cache["value_cache"],
-        step.slots,
-        step.query_start,
-        step.context_len,
-        step.block_table,
     )
 
 

@@ -15,9 +15,11 @@ from typing import Any
 from pocketllm.errors import CheckpointError
 from pocketllm.kernels.contract import Arrays, OpTable
 from pocketllm.models import qwen3_5
+from pocketllm.models.attention_layer import run_attention
 from pocketllm.models.family import ColumnSlice, LayerCaches, ModelOutput, Naming, Step, WeightSpec
 from pocketllm.models.output_head import OutputHead
-from pocketllm.models.qwen3_5 import FULL, Qwen35Config, bind_angles, bind_layer, layer_weights, run_attention
+from pocketllm.models.qwen3_5 import FULL, Qwen35Config, bind_layer, layer_weights
+from pocketllm.models.rotary import bind_angles
 
 
 def parse_config(naming: Naming, raw: Mapping[str, Any]) -> Qwen35Config:
@@ -26,6 +28,11 @@ def parse_config(naming: Naming, raw: Mapping[str, Any]) -> Qwen35Config:
     Raises:
         CheckpointError: the checkpoint has no such head, or one of several layers.
     """
+    if raw.get("model_type") == "qwen3_5_mtp":
+        raise CheckpointError(
+            "configuration key 'model_type' is 'qwen3_5_mtp', the head of another model, which answers nothing by "
+            "itself: name that model's own type, qwen3_5"
+        )
     trunk = qwen3_5.parse_config(naming, raw)
     layers = (raw.get("text_config") or raw).get("mtp_num_hidden_layers") or 0
     if layers != 1:
@@ -75,13 +82,16 @@ class FurtherToken:
             ops.bind("linear", {"weight": weights[name]}) for name in ("from_token", "from_hidden")
         )
         self._add = ops.bind("add")
-        self._angles = bind_angles(config, ops)
+        self._angles = bind_angles(config.rotary, ops)
         self._layer = bind_layer(config, FULL, "0", weights, ops)
         head = weights.get("head", weights["embedding"])
         self._head = OutputHead(ops, weights["norm"], head, eps=config.norm_eps, norm_offset=1.0)
 
     def forward(self, step: Step, caches: Sequence[Arrays]) -> ModelOutput:
-        """See `Model.forward`; row by row ``step.hidden`` is the trunk's state before the row's token."""
+        """See `Model.forward`; the row at position t has the token of t + 1 and the trunk's state of t (`step.hidden`).
+
+        So the last entry of a full block depends on the first token of the next one.
+        """
         x = self._from_token(self._token_norm(self._embedding(step.token_ids)))
         self._add(x, self._from_hidden(self._hidden_norm(step.hidden)))
         run_attention(self._layer, x, self._angles(step.positions, step.rope_lengths), step, caches[0])

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from pocketllm.errors import CheckpointError
+from pocketllm.kernels.contract import Array, BoundOp, OpTable
 from pocketllm.models.config_reader import ConfigReader
 
 
@@ -35,6 +36,18 @@ class Rotary:
     def dim(self) -> int:
         """How many of a head's dimensions are rotated."""
         return 2 * len(self.inverse_frequencies)
+
+
+def bind_angles(rotary: Rotary, ops: OpTable, divisors: Array | None = None) -> BoundOp:
+    """The angles of a step's tokens; `divisors` are what a file has beside the configuration, for each frequency."""
+    return ops.bind(
+        "rotary_angles",
+        {"divisors": divisors},
+        inverse_frequencies=rotary.inverse_frequencies,
+        attention_factor=rotary.attention_factor,
+        dynamic_factor=rotary.dynamic_factor,
+        original_length=rotary.original_length,
+    )
 
 
 def rotary_from_hf(
@@ -73,7 +86,10 @@ def rotated(head_dim: int, share: float) -> int:
     """How many dimensions of a head are rotated, an even number."""
     dim = int(head_dim * min(share, 2.0))
     if share > 1 or dim < 2 or dim % 2:
-        raise CheckpointError(f"a rotary share of {share:g} of head size {head_dim} gives no even number from 2 on")
+        raise CheckpointError(
+            f"a rotary share of {share:g} of head size {head_dim} gives no even number from 2 on "
+            "(partial_rotary_factor, head_dim)"
+        )
     return dim
 
 

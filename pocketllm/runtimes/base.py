@@ -46,7 +46,8 @@ class Batch:
         output_rows: [R], rows of the flat batch whose logits are wanted.
         hidden_rows: [H], rows whose hidden states are wanted; None when no one reads them.
         hidden: [T, hidden], opaque: for a head that goes on from another model's hidden states, what a runtime of its
-            kind gave for the positions before each row's; None for every other model.
+            kind gave. The row at position t holds that model's state of position t, and in `token_ids` the token of
+            position t + 1. None for every other model.
     """
 
     token_ids: IntArray
@@ -226,7 +227,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
-        """The contents of KV blocks, for host memory or a file; only the same model on the same runtime reads it."""
+        """The contents of KV blocks, one after another, for host memory or a file.
+
+        ``export_blocks([a, b]) == export_blocks([a]) + export_blocks([b])``. Only the same model on the same runtime
+        reads it.
+        """
 
     @abstractmethod
     def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Literal
 
+import numpy as np
+
 from pocketllm.kernels.contract import Array
 from pocketllm.models.family import CacheSpec, LayerCaches, PagedCache
 from pocketllm.runtimes.arrays import ArrayLibrary
@@ -50,26 +52,31 @@ class CacheArrays:
             self._arrays.copy_rows(array, source, target)
 
     def read(self, kind: Kind, rows: Sequence[int]) -> bytes:
-        """The contents of blocks or slots: layer by layer, cache by cache, in the order given."""
-        return b"".join(self._arrays.read_rows(array, rows) for array, _ in self._each(kind))
+        """The contents of blocks or slots, one after another; of each, layer by layer and cache by cache."""
+        contents = np.empty((len(rows), self.nbytes[kind]), dtype=np.uint8)
+        for array, part in self._each(kind):
+            read = np.frombuffer(self._arrays.read_rows(array, rows), dtype=np.uint8)
+            contents[:, part] = read.reshape(len(rows), part.stop - part.start)
+        return contents.tobytes()
 
     def write(self, kind: Kind, rows: Sequence[int], data: bytes) -> None:
         """Put such contents into blocks or slots; ValueError when the size does not fit."""
         wanted = self.nbytes[kind] * len(rows)
         if len(data) != wanted:
             raise ValueError(f"{len(rows)} {kind}s hold {wanted} bytes; {len(data)} were given")
-        start = 0
-        for array, size in self._each(kind):
-            end = start + size * len(rows)
-            self._arrays.write_rows(array, rows, data[start:end])
-            start = end
+        contents = np.frombuffer(data, dtype=np.uint8).reshape(len(rows), self.nbytes[kind])
+        for array, part in self._each(kind):
+            self._arrays.write_rows(array, rows, contents[:, part].tobytes())
 
-    def _each(self, kind: Kind) -> Iterator[tuple[Array, int]]:
-        """The arrays of that kind, and how many bytes each has for a block or slot."""
+    def _each(self, kind: Kind) -> Iterator[tuple[Array, slice]]:
+        """The arrays of that kind, and which bytes of a block or slot are each one's."""
+        start = 0
         for layer, layout in zip(self.layers, self._layout, strict=True):
             for name, cache in layout.items():
                 if _kind(cache) == kind:
-                    yield layer[name], self._row_nbytes(cache)
+                    end = start + self._row_nbytes(cache)
+                    yield layer[name], slice(start, end)
+                    start = end
 
     def _nbytes(self, kind: Kind) -> int:
         caches = (cache for layer in self._layout for cache in layer.values())

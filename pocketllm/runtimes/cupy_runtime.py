@@ -23,7 +23,7 @@ from pocketllm.kernels.jit.toolchain_cupy import compiled_with, obstacle
 from pocketllm.kernels.quantized_linear.codes import FORMATS_WITH_CODES
 from pocketllm.kernels.quantized_linear.op_table import QuantizedOpTable
 from pocketllm.models.family import ModelConfig, WeightSpec
-from pocketllm.runtimes.base import Batch, IntArray, Progress, RuntimeOptions, SamplingRows, Scores, StepOutput
+from pocketllm.runtimes.base import Batch, Progress, RuntimeOptions, StepOutput
 from pocketllm.runtimes.cupy_arrays import CupyArrays
 from pocketllm.runtimes.decode_graphs import DecodeGraphs, is_decode
 from pocketllm.runtimes.op_runtime import DeviceStep, OpRuntime
@@ -44,10 +44,10 @@ class CupyRuntime(OpRuntime):
     def __init__(self, config: ModelConfig, options: RuntimeOptions) -> None:
         if options.device == "cpu":
             logger.warning("backend cupy emulates its kernels on the CPU: this proves them, and is very slow")
-        on_gpu = options.device != "cpu"
-        stream = DeviceStream(device_of(options.device)) if on_gpu else None
-        self._stream: contextlib.AbstractContextManager[Any] = stream or contextlib.nullcontext()
-        self._graphs = DecodeGraphs(self._logits_of, stream.capture) if stream is not None else None
+        self._stream = None if options.device == "cpu" else DeviceStream(device_of(options.device))
+        self._graphs = None
+        if self._stream is not None:
+            self._graphs = DecodeGraphs(self.device_step, self._logits_of, self._stream)
         super().__init__(config, options)
         self.builds: BuildReport | None = None
 
@@ -55,8 +55,6 @@ class CupyRuntime(OpRuntime):
     def supports(cls, config: ModelConfig, options: RuntimeOptions) -> tuple[str, ...]:
         """See `Runtime.supports`."""
         reasons = cls.unsupported_caches(config)
-        if options.device != "cpu" and not options.device.startswith("cuda"):
-            return (*reasons, f"device {options.device} (it runs on CUDA devices, and on cpu in an emulator)")
         reason = obstacle(options.device)
         return reasons if reason is None else (*reasons, f"device {options.device}: {reason}")
 
@@ -80,46 +78,40 @@ class CupyRuntime(OpRuntime):
         """See `OpRuntime.prepare`: matrices in blocks as they are, others in the activation dtype, the rest float32."""
         move = self._arrays.from_host
         if len(spec.shape) == 2 and tensor.format in FORMATS_WITH_CODES:
-            return replace(tensor, data=move(tensor.data.copy()))
+            return replace(tensor, data=move(tensor.data))
         values = dequantize(tensor).reshape(spec.shape)
         if len(spec.shape) == 2 and self._options.dtype == "bfloat16":
             return move(bfloat16.to_bits(values))
-        return move(values.copy())
+        return move(values)
+
+    def device_context(self) -> contextlib.AbstractContextManager[Any]:
+        """See `OpRuntime.device_context`: a stream of its own on the device."""
+        return self._stream or contextlib.nullcontext()
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """See `Runtime.load`. Every kernel that the model, sampling and scoring need is compiled or loaded here."""
-        with self._stream:
-            super().load(checkpoint, progress)
-            self.builds = QUEUE.build_all(progress)
+        super().load(checkpoint, progress)
+        self.builds = QUEUE.build_all(progress)
 
     def allocate(self, blocks: int, states: int) -> None:
         """See `Runtime.allocate`."""
         if self._graphs is not None:
             self._graphs.drop()
-        with self._stream:
-            super().allocate(blocks, states)
+        super().allocate(blocks, states)
 
-    def forward(self, batch: Batch) -> StepOutput:
-        """See `Runtime.forward`. On a GPU a decode step is a graph."""
-        with self._stream:
-            if self._graphs is not None and is_decode(batch):
-                return StepOutput(self._graphs.run(self.device_step(batch)))
-            return super().forward(batch)
+    def step(self, batch: Batch) -> StepOutput:
+        """See `OpRuntime.step`. On a GPU a decode step is a graph."""
+        if self._graphs is not None and is_decode(batch):
+            return StepOutput(self._graphs.run(batch))
+        return super().step(batch)
 
     def _logits_of(self, step: DeviceStep) -> Array:
         return self.run(step).logits
 
-    def take_rows(self, logits: Array, rows: IntArray) -> Array:
-        """See `Runtime.take_rows`."""
-        with self._stream:
-            return super().take_rows(logits, rows)
-
-    def sample(self, logits: Array, rows: SamplingRows) -> IntArray:
-        """See `Runtime.sample`."""
-        with self._stream:
-            return super().sample(logits, rows)
-
-    def score(self, logits: Array, targets: IntArray, k: int) -> Scores:
-        """See `Runtime.score`."""
-        with self._stream:
-            return super().score(logits, targets, k)
+    def close(self) -> None:
+        """See `Runtime.close`."""
+        if self._graphs is not None:
+            self._graphs.drop()
+        super().close()
+        if self._stream is not None:
+            self._stream.release_memory()

@@ -7,22 +7,35 @@ its step from arrays of its own and leaves its logits in one.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from pocketllm.kernels.contract import Array
-from pocketllm.runtimes.base import Batch
+from pocketllm.runtimes.base import Batch, IntArray
 from pocketllm.runtimes.op_runtime import DeviceStep
 
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Runs what it is given, records what that queues, and returns what queues the record."""
+logger = logging.getLogger(__name__)
 
 MOST_GRAPHS = 64
 """Beyond these the ones used longest ago are dropped."""
+
+
+class Recorder(Protocol):
+    """What records a device's work as a graph; `pocketllm.kernels.jit.loading_cupy.DeviceStream` is one."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Runs `work`, records what it queues, and returns what queues the record; MemoryError where room is lacking.
+
+        What a record works on is taken from memory that is kept for records.
+        """
+
+    def release_graph_memory(self) -> None:
+        """Gives that memory back: no record is left."""
 
 
 def is_decode(batch: Batch) -> bool:
@@ -41,68 +54,77 @@ class DecodeGraphs:
     """The graphs of one model.
 
     Args:
+        device_step: a batch in new arrays on the device.
         forward: a step's logits, in a new array.
-        capture: see `Capture`.
+        recorder: see `Recorder`.
     """
 
-    def __init__(self, forward: Callable[[DeviceStep], Array], capture: Capture) -> None:
+    def __init__(
+        self,
+        device_step: Callable[[Batch], DeviceStep],
+        forward: Callable[[DeviceStep], Array],
+        recorder: Recorder,
+    ) -> None:
+        self._device_step = device_step
         self._forward = forward
-        self._capture = capture
-        self._graphs: OrderedDict[tuple[int, int], _Graph] = OrderedDict()
+        self._recorder = recorder
+        self._graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
 
     def drop(self) -> None:
-        """Forget every graph: what they work on has moved."""
+        """Forget every graph, and give back the memory that they work on."""
         self._graphs.clear()
+        self._recorder.release_graph_memory()
 
-    def run(self, step: DeviceStep) -> Array:
+    def run(self, batch: Batch) -> Array:
         """The logits of a step for which `is_decode` holds, in an array of their own."""
-        count, blocks = step.block_table.shape
-        key = count, 1 << (blocks - 1).bit_length()
-        graph = self._graphs.pop(key, None)
+        batch = replace(batch, block_table=_widened(batch.block_table))
+        key = batch.block_table.shape
+        graph = self._graphs.pop(key, None) or self._captured(batch)
         if graph is None:
-            graph = _Graph(_widened(step, key[1]), self._forward, self._capture)
+            logger.warning("the device has no memory for another graph of a decode step: all are dropped")
+            self.drop()
+            return self._forward(self._device_step(batch))
         self._graphs[key] = graph
         if len(self._graphs) > MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        return graph.run(step)
+        return graph.run(self._device_step(batch))
+
+    def _captured(self, batch: Batch) -> _Graph | None:
+        """A new graph; None where there is no memory for it."""
+        # It saves no states: the step runs while it is captured too, and a state must not move on twice.
+        idle = replace(batch, save_slot=np.full_like(batch.save_slot, -1))
+        try:
+            return _Graph(self._device_step(idle), self._forward, self._recorder)
+        except MemoryError:
+            return None
 
 
 class _Graph:
-    """One captured step."""
+    """One captured step, which reads its arrays anew each time."""
 
-    def __init__(self, step: DeviceStep, forward: Callable[[DeviceStep], Array], capture: Capture) -> None:
+    def __init__(self, step: DeviceStep, forward: Callable[[DeviceStep], Array], recorder: Recorder) -> None:
         self._step = step
         self._logits: Array = None
 
         def work() -> None:
+            self._logits = None  # what it took is there for the next run of the work
             self._logits = forward(step)
 
-        self._launch = capture(work)
+        self._launch = recorder.capture(work)
 
     def run(self, step: DeviceStep) -> Array:
         """Bring a step's arrays to where the graph reads them, and queue it."""
         for field in fields(step):
             given = getattr(step, field.name)
-            if field.name == "block_table":
-                self._step.block_table[:, : given.shape[1]] = given  # what lies behind is not read
-            elif given is not None:
+            if given is not None:
                 getattr(self._step, field.name)[...] = given
         self._launch()
         return self._logits.copy()
 
 
-def _widened(step: DeviceStep, width: int) -> DeviceStep:
-    """A copy of the step, in arrays of its own, with room for `width` blocks a sequence.
-
-    It saves no states: the step runs while it is captured too, and a state must not move on twice.
-    """
-    given = {field.name: getattr(step, field.name) for field in fields(step)}
-    copies: dict[str, Any] = {name: array.copy() for name, array in given.items() if array is not None}
-    copies["save_slots"][...] = -1
-    table = copies["block_table"]
-    if table.shape[1] < width:
-        wide = table.repeat(width, axis=1)[:, :width].copy()
-        wide[:, table.shape[1] :] = -1
-        wide[:, : table.shape[1]] = table
-        copies["block_table"] = wide
-    return replace(step, **copies)
+def _widened(table: IntArray) -> IntArray:
+    """The block table with a power of two of columns; what lies behind a sequence's own blocks is not read."""
+    count, blocks = table.shape
+    wide = np.full((count, 1 << (blocks - 1).bit_length()), -1, table.dtype)
+    wide[:, :blocks] = table
+    return wide

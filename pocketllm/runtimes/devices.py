@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 from pathlib import Path
 
-_DRIVER = Path("/proc/driver/nvidia/version")
+DRIVER = Path("/proc/driver/nvidia/version")
+"""Where the driver tells its version while it is loaded."""
 
 
 def default_device() -> str:
@@ -14,6 +15,6 @@ def default_device() -> str:
 
     Without a driver nothing is imported.
     """
-    if not _DRIVER.exists() or importlib.util.find_spec("torch") is None:
+    if not DRIVER.exists() or importlib.util.find_spec("torch") is None:
         return "cpu"
     return "cuda:0" if importlib.import_module("torch").cuda.is_available() else "cpu"

@@ -6,28 +6,20 @@ never sums. Weights are repacked once, tensor by tensor; matrices in formats tha
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from pocketllm.checkpoint.checkpoint import Checkpoint
 from pocketllm.checkpoint.quant import QuantTensor, dequantize
-from pocketllm.kernels.contract import Array
 from pocketllm.kernels.interleaved import interleaved
 from pocketllm.kernels.jit.builds import QUEUE, BuildReport
 from pocketllm.kernels.jit.toolchain_numba import compiler, pool, reserve_threads
 from pocketllm.kernels.quantized_linear.op_table import QuantizedOpTable
 from pocketllm.models.family import ModelConfig, WeightSpec
 from pocketllm.runtimes.arrays import NumpyArrays
-from pocketllm.runtimes.base import (
-    Batch,
-    IntArray,
-    Progress,
-    RuntimeOptions,
-    SamplingRows,
-    Scores,
-    StepOutput,
-)
+from pocketllm.runtimes.base import Progress, RuntimeOptions
 from pocketllm.runtimes.op_runtime import OpRuntime
 
 
@@ -64,6 +56,10 @@ class NumbaRuntime(OpRuntime):
         """See `OpRuntime.make_ops`."""
         return QuantizedOpTable("numba", device=options.device, dtype=options.dtype, overrides=options.overrides)
 
+    def device_context(self) -> AbstractContextManager[None]:
+        """See `OpRuntime.device_context`: the number of threads is a setting of the calling thread."""
+        return pool(self._threads)
+
     def compiled_for(self) -> tuple[str, ...]:
         """See `OpRuntime.compiled_for`."""
         return compiler()
@@ -78,23 +74,3 @@ class NumbaRuntime(OpRuntime):
         """See `Runtime.load`. Every kernel that the model, sampling and scoring need is compiled or loaded here."""
         super().load(checkpoint, progress)
         self.builds = QUEUE.build_all(progress)
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """See `Runtime.forward`."""
-        with pool(self._threads):
-            return super().forward(batch)
-
-    def take_rows(self, logits: Array, rows: IntArray) -> Array:
-        """See `Runtime.take_rows`."""
-        with pool(self._threads):
-            return super().take_rows(logits, rows)
-
-    def sample(self, logits: Array, rows: SamplingRows) -> IntArray:
-        """See `Runtime.sample`."""
-        with pool(self._threads):
-            return super().sample(logits, rows)
-
-    def score(self, logits: Array, targets: IntArray, k: int) -> Scores:
-        """See `Runtime.score`."""
-        with pool(self._threads):
-            return super().score(logits, targets, k)

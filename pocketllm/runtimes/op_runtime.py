@@ -5,10 +5,13 @@ What differs is named by three things: the array library, the op table and `prep
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -35,6 +38,16 @@ from pocketllm.runtimes.weights import check_weights, read_weights
 from pocketllm.types import MAX_LOGPROBS
 
 
+def _sources() -> list[Path]:
+    """What bits depend on beside kernels: how models are built, how weights are read and held, how a step is run.
+
+    All of it, whatever the model, so that nothing is missed that a family or a runtime imports.
+    """
+    package = Path(__file__).parent.parent
+    patterns = ("models/*.py", "runtimes/*.py", "checkpoint/quant.py")
+    return [path for pattern in patterns for path in sorted(package.glob(pattern))]
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
     """A batch as the ops take it; see `pocketllm.models.family.Step`."""
@@ -51,6 +64,22 @@ class DeviceStep:
     output_rows: Array
     hidden_rows: Array | None
     hidden: Array | None
+
+
+_Self = TypeVar("_Self", bound="OpRuntime")
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def on_device(method: Callable[Concatenate[_Self, _Given], _Result]) -> Callable[Concatenate[_Self, _Given], _Result]:
+    """The method, run within `OpRuntime.device_context`: for each that the engine calls and that touches arrays."""
+
+    @wraps(method)
+    def run(self: _Self, /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
+        with self.device_context():
+            return method(self, *given, **named)
+
+    return run
 
 
 class OpRuntime(Runtime):
@@ -95,6 +124,10 @@ class OpRuntime(Runtime):
     def make_ops(self, options: RuntimeOptions) -> BackendOpTable:
         """The ops it builds models from."""
 
+    def device_context(self) -> contextlib.AbstractContextManager[Any]:
+        """What arrays are touched within, such as a device and its stream; not entered twice."""
+        return contextlib.nullcontext()
+
     @abstractmethod
     def compiled_for(self) -> tuple[str, ...]:
         """What else the bits may depend on: the processor or device by name, and the versions of what compiles."""
@@ -103,6 +136,7 @@ class OpRuntime(Runtime):
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> Any:
         """A weight as the ops hold it."""
 
+    @on_device
     def load(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """See `Runtime.load`."""
         specs = check_weights(checkpoint, self._config)
@@ -123,14 +157,20 @@ class OpRuntime(Runtime):
         """See `Runtime.numerics_id`."""
         options = self._options
         facts = (self.name, options.device, options.dtype, f"blocks of {options.block_size}", repr(self._config))
-        return digest((), *facts, self._ops.numerics(), *self.compiled_for())
+        return digest(_sources(), *facts, self._ops.numerics(), *self.compiled_for())
 
+    @on_device
     def allocate(self, blocks: int, states: int) -> None:
         """See `Runtime.allocate`."""
         self._caches.allocate(blocks, states)
 
+    @on_device
     def forward(self, batch: Batch) -> StepOutput:
         """See `Runtime.forward`."""
+        return self.step(batch)
+
+    def step(self, batch: Batch) -> StepOutput:
+        """A step, to be called within `device_context`."""
         output = self.run(self.device_step(batch))
         return StepOutput(output.logits, output.hidden)
 
@@ -158,44 +198,54 @@ class OpRuntime(Runtime):
             hidden=batch.hidden,
         )
 
+    @on_device
     def take_rows(self, logits: Array, rows: IntArray) -> Array:
         """See `Runtime.take_rows`."""
         return self._take_rows(logits, self._arrays.from_host(rows.astype(np.int64)))
 
+    @on_device
     def sample(self, logits: Array, rows: SamplingRows) -> IntArray:
         """See `Runtime.sample`."""
         return self._arrays.to_host(self._sample(logits, **rows.arrays())).astype(np.int32, copy=False)
 
+    @on_device
     def score(self, logits: Array, targets: IntArray, k: int) -> Scores:
         """See `Runtime.score`."""
         results = self._score(logits, self._arrays.from_host(targets))
         logsumexp, target_logit, top_ids, top_logits = (self._arrays.to_host(result) for result in results)
         return Scores(logsumexp, target_logit, top_ids[:, :k], top_logits[:, :k])
 
+    @on_device
     def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
         """See `Runtime.copy_blocks`."""
         self._caches.copy("block", source, target)
 
+    @on_device
     def copy_states(self, source: Sequence[int], target: Sequence[int]) -> None:
         """See `Runtime.copy_states`."""
         self._caches.copy("state", source, target)
 
+    @on_device
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         """See `Runtime.export_blocks`."""
         return self._caches.read("block", blocks)
 
+    @on_device
     def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
         """See `Runtime.import_blocks`."""
         self._caches.write("block", blocks, data)
 
+    @on_device
     def export_states(self, slots: Sequence[int]) -> bytes:
         """See `Runtime.export_states`."""
         return self._caches.read("state", slots)
 
+    @on_device
     def import_states(self, slots: Sequence[int], data: bytes) -> None:
         """See `Runtime.import_states`."""
         self._caches.write("state", slots, data)
 
+    @on_device
     def close(self) -> None:
         """See `Runtime.close`."""
         self._model = None

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pocketllm.checkpoint.quant import QuantTensor, dequantize
+from pocketllm.models.family import WeightSpec
 from pocketllm.runtimes.arrays import ArrayLibrary, Host
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -41,7 +43,7 @@ class TorchArrays(ArrayLibrary):
 
     def read_rows(self, array: torch.Tensor, rows: Sequence[int]) -> bytes:
         """See `ArrayLibrary.read_rows`."""
-        return array[list(rows)].contiguous().cpu().view(torch.uint8).numpy().tobytes()
+        return array[list(rows)].cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
     def write_rows(self, array: torch.Tensor, rows: Sequence[int], data: bytes) -> None:
         """See `ArrayLibrary.write_rows`."""
@@ -52,6 +54,15 @@ class TorchArrays(ArrayLibrary):
     def copy_rows(self, array: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
         """See `ArrayLibrary.copy_rows`."""
         array[list(target)] = array[list(source)]
+
+
+def expanded(spec: WeightSpec, tensor: QuantTensor, *, device: str, dtype: str) -> torch.Tensor:
+    """A weight as plain numbers: matrices in the activation dtype.
+
+    What is no matrix (norms, biases, convolutions) is float32 by the ops' contracts.
+    """
+    values = torch.from_numpy(dequantize(tensor)).reshape(spec.shape)
+    return values.to(device=device, dtype=DTYPES[dtype] if values.ndim == 2 else torch.float32)
 
 
 def torch_build(device: str) -> tuple[str, ...]:

@@ -6,15 +6,16 @@ batch invariance.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 
-from pocketllm.checkpoint.quant import QuantTensor, dequantize
-from pocketllm.kernels.contract import Array
+from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.kernels.registry import BackendOpTable
 from pocketllm.models.family import ModelConfig, WeightSpec
-from pocketllm.runtimes.base import Batch, IntArray, RuntimeOptions, SamplingRows, Scores, StepOutput
+from pocketllm.runtimes.base import RuntimeOptions
 from pocketllm.runtimes.op_runtime import OpRuntime
-from pocketllm.runtimes.torch_arrays import DTYPES, TorchArrays, torch_build
+from pocketllm.runtimes.torch_arrays import TorchArrays, expanded, torch_build
 
 
 class TorchRuntime(OpRuntime):
@@ -52,31 +53,14 @@ class TorchRuntime(OpRuntime):
         """See `OpRuntime.make_ops`."""
         return BackendOpTable("torch", device=options.device, dtype=options.dtype, overrides=options.overrides)
 
+    def device_context(self) -> AbstractContextManager[None]:
+        """See `OpRuntime.device_context`: nothing here is differentiated."""
+        return torch.inference_mode()
+
     def compiled_for(self) -> tuple[str, ...]:
         """See `OpRuntime.compiled_for`."""
         return torch_build(self._options.device)
 
-    @torch.inference_mode()
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> torch.Tensor:
-        """See `OpRuntime.prepare`: expanded, matrices to the activation dtype.
-
-        What is no matrix (norms, biases, convolutions) is float32 by the ops' contracts.
-        """
-        values = torch.from_numpy(dequantize(tensor)).reshape(spec.shape)
-        dtype = DTYPES[self._options.dtype] if values.ndim == 2 else torch.float32
-        return values.to(device=self._options.device, dtype=dtype)
-
-    @torch.inference_mode()
-    def forward(self, batch: Batch) -> StepOutput:
-        """See `Runtime.forward`."""
-        return super().forward(batch)
-
-    @torch.inference_mode()
-    def sample(self, logits: Array, rows: SamplingRows) -> IntArray:
-        """See `Runtime.sample`."""
-        return super().sample(logits, rows)
-
-    @torch.inference_mode()
-    def score(self, logits: Array, targets: IntArray, k: int) -> Scores:
-        """See `Runtime.score`."""
-        return super().score(logits, targets, k)
+        """See `OpRuntime.prepare`."""
+        return expanded(spec, tensor, device=self._options.device, dtype=self._options.dtype)

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from pocketllm.checkpoint.checkpoint import Checkpoint
-from pocketllm.checkpoint.quant import QuantTensor, dequantize
+from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.kernels.jit.loading_triton import choose_compiler, choose_interpreter, loaded_as, will_load_as
 from pocketllm.kernels.registry import BackendOpTable
 from pocketllm.models.family import ModelConfig, WeightSpec
 from pocketllm.runtimes.base import Batch, Progress, RuntimeOptions, SamplingRows
 from pocketllm.runtimes.op_runtime import OpRuntime
-from pocketllm.runtimes.torch_arrays import DTYPES, TorchArrays, torch_build
+from pocketllm.runtimes.torch_arrays import TorchArrays, expanded, torch_build
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,8 @@ class TritonRuntime(OpRuntime):
         return f"triton {version('triton')} as {loaded_as()}", *torch_build(self._options.device)
 
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> torch.Tensor:
-        """See `OpRuntime.prepare`: expanded, matrices to the activation dtype; the rest is float32 by contract."""
-        values = torch.from_numpy(dequantize(tensor)).reshape(spec.shape)
-        dtype = DTYPES[self._options.dtype] if values.ndim == 2 else torch.float32
-        return values.to(device=self._options.device, dtype=dtype)
+        """See `OpRuntime.prepare`."""
+        return expanded(spec, tensor, device=self._options.device, dtype=self._options.dtype)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """See `Runtime.load`."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pocketllm.engine.reply import Reply
 from pocketllm.engine.request import RequestHandle
 from pocketllm.engine.sampler import SamplingDefaults, resolve
-from pocketllm.engine.sequence import Sequence
+from pocketllm.engine.sequence import Sequence, distinct
 from pocketllm.types import SamplingParams
 from tests.scripted import Vocabulary
 
@@ -28,6 +28,7 @@ def new_sequence(
 ) -> Sequence:
     """A sequence that nothing was computed of; `scored` asks for its prompt's log probabilities."""
     tokens = list(prompt)
+    sampling = resolve(params or SamplingParams(), SamplingDefaults())
     return Sequence(
         handle=RequestHandle(f"r{arrival}", tuple(tokens), seed=seed, n=1, cancel=lambda _: True),
         index=0,
@@ -35,11 +36,12 @@ def new_sequence(
         arrival=arrival,
         tokens=tokens,
         prompt_length=len(tokens),
-        sampling=resolve(params or SamplingParams(), SamplingDefaults()),
+        sampling=sampling,
         seed=seed,
         budget=budget,
         end_ids=frozenset(end_ids),
         reply=Reply(VOCABULARY.tokenizer, ()),
         prompt_logprobs=[None] if scored else None,
         shares_prefix=shares_prefix,
+        seen=distinct(tokens) if sampling.repetition_penalty != 1.0 else None,
     )

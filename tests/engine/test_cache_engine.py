@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -218,6 +219,22 @@ def test_a_prompt_that_can_never_fit_evicts_nothing(make_engine) -> None:
     with pytest.raises(InvalidRequestError, match="maximum context length"):
         engine.submit([2] * 33, greedy(1))
     assert engine.submit(prompt, greedy(1)).result().usage.cached_tokens == 28
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_a_step_whose_logits_are_no_numbers_leaves_nothing(make_engine, states: int) -> None:
+    vocabulary = Vocabulary()
+    normal = arithmetic(vocabulary)
+    sound = threading.Event()
+    nothing = np.full(vocabulary.size, np.nan, dtype=np.float32)
+    engine = make_engine(lambda context: normal(context) if sound.is_set() else nothing, vocabulary, states=states)
+    prompt = [1] * 10
+    with pytest.raises(EngineError, match="not numbers"):
+        engine.submit(prompt, greedy(1)).result()
+    sound.set()
+    assert engine.submit(prompt, greedy(1)).result().usage.cached_tokens == 0
+    assert engine.submit(prompt, greedy(1)).result().usage.cached_tokens == 8
+    assert all_free(engine)
 
 
 def test_a_step_that_fails_leaves_what_was_computed_before_it_alone(make_engine) -> None:

@@ -20,14 +20,55 @@ def snapshots(bench: Bench, tokens: list[int]) -> list[int]:
     return [SIZE * (place + 1) for place, key in enumerate(chain) if bench.cache.states.pool.find(key) is not None]
 
 
-def test_each_chunk_leaves_a_snapshot_at_its_last_block_end() -> None:
-    bench = Bench(50, states=8)
-    sequence = new_sequence([1] * 30)
-    bench.admit(sequence)
-    for rows in (10, 3, 2, 15):
+def in_chunks(bench: Bench, tokens: list[int], *chunks: int) -> list[list[int]]:
+    """Compute a prompt chunk by chunk; after how many tokens it has snapshots then."""
+    sequence = new_sequence(tokens)
+    assert bench.admit(sequence)
+    left = []
+    for rows in chunks:
         bench.step((sequence, rows))
-    assert snapshots(bench, sequence.tokens) == [8, 12, 28]
-    bench.check()
+        bench.check()
+        left.append(snapshots(bench, tokens))
+    bench.end(sequence)
+    return left
+
+
+def test_each_chunk_leaves_a_snapshot_at_its_last_block_end_in_place_of_the_one_before() -> None:
+    left = in_chunks(Bench(50, states=8), [1] * 62, 10, 3, 2, 15, 12, 12, 8)
+    assert left == [[8], [8, 12], [8, 12], [8, 28], [8, 28, 40], [8, 28, 40, 52], [8, 28, 40, 60]]
+
+
+def test_a_long_prompt_leaves_one_behind_each_power_of_two_and_its_last() -> None:
+    assert in_chunks(Bench(200, states=40), [1] * 301, *[12] * 25, 1)[-1] == [12, 24, 36, 72, 132, 264, 300]
+
+
+@pytest.mark.parametrize(("chunk", "left"), [(8, [8, 16, 32, 64, 128, 256, 296]), (11, [8, 20, 32, 64, 132, 264, 296])])
+def test_a_long_prompt_takes_no_snapshots_of_others(chunk: int, left: list[int]) -> None:
+    bench = Bench(200, states=12)
+    for tail in (2, 3):
+        left_behind(bench, [*[1] * 9, *[tail] * 3])
+    assert snapshots(bench, [1] * 9) == [8]
+    tokens = [5] * 300
+    assert in_chunks(bench, tokens, *[chunk] * (300 // chunk), *([300 % chunk] if 300 % chunk else []))[-1] == left
+    assert snapshots(bench, [1] * 9) == [8]
+
+
+def test_a_sequence_gives_up_its_own_snapshot_before_it_takes_anothers() -> None:
+    bench = Bench(50, states=4)
+    left_behind(bench, PROMPT)
+    assert in_chunks(bench, [2] * 30, 9, 4, 5, 4) == [[8], [8, 12], [8, 16], [8, 16, 20]]
+    bench = Bench(50, states=3)
+    left_behind(bench, PROMPT)
+    sequence = new_sequence([2] * 7)
+    bench.prefill(sequence)
+    assert snapshots(bench, sequence.tokens) == [4]
+    bench.decode(sequence, 3, 3, 3)
+    assert snapshots(bench, sequence.tokens) == [4, 8]
+    assert found_nothing(bench, PROMPT)
+    left_behind_free = bench.cache.states.pool.free
+    bench.decode(sequence, *range(20, 28))
+    assert snapshots(bench, sequence.tokens) == [4, 16]
+    assert bench.cache.states.pool.free == left_behind_free
 
 
 def test_a_prompt_of_whole_blocks_leaves_one_that_itself_can_use() -> None:
@@ -91,6 +132,48 @@ def test_a_reply_leaves_its_last_block_end_alone() -> None:
     assert snapshots(bench, sequence.tokens) == [8, 20]
     bench.end(sequence)
     assert found(bench, [*sequence.tokens, 40, 41]) == 20
+
+
+def test_a_preempted_reply_leaves_its_last_block_end_alone_too() -> None:
+    bench = Bench(50, states=8)
+    sequence = new_sequence(PROMPT)
+    bench.prefill(sequence)
+    bench.decode(sequence, *range(20, 26))
+    assert snapshots(bench, sequence.tokens) == [8, 16]
+    bench.end(sequence)
+    bench.prefill(sequence)
+    bench.decode(sequence, *range(26, 31))
+    assert snapshots(bench, sequence.tokens) == [8, 20]
+
+
+def test_a_reply_leaves_anothers_snapshot_alone() -> None:
+    bench = Bench(50, states=8)
+    first, second = new_sequence(PROMPT), new_sequence(PROMPT)
+    for sequence in (first, second):
+        bench.prefill(sequence)
+        sequence.tokens.append(20)
+        assert bench.cache.grow(sequence, 12)
+    bench.step((first, 1), (second, 1))  # both leave the one after 12 tokens, and the first's is kept
+    assert snapshots(bench, first.tokens) == [8, 12]
+    bench.decode(second, 21, 22, 23, 24)
+    assert snapshots(bench, second.tokens) == [8, 12, 16]  # the first's may serve others than the second
+    bench.decode(first, 31, 32, 33, 34)
+    assert snapshots(bench, first.tokens) == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "first", "then"),
+    [(8, [4], [4, 12]), (9, [8], [12])],  # the same prompt again cannot go on from its very end; another turn can
+)
+def test_the_very_end_of_a_prompt_is_part_of_the_reply(chunk: int, first: list[int], then: list[int]) -> None:
+    bench = Bench(50, states=8)
+    sequence = new_sequence([1] * 8)
+    sequence.tokens += [2] * 5  # it was preempted, and nothing was left of it
+    bench.admit(sequence)
+    bench.step((sequence, chunk))
+    assert snapshots(bench, sequence.tokens) == first
+    bench.step((sequence, 13 - chunk))
+    assert snapshots(bench, sequence.tokens) == then
 
 
 def test_equal_states_are_kept_once() -> None:
@@ -192,6 +275,19 @@ def test_drafts_that_find_no_room_change_nothing() -> None:
     assert bench.cache.reserve_drafts(sequence, 7) is None  # blocks
     assert (sequence.blocks, sequence.states.saves) == (blocks, {})
     assert bench.cache.reserve_drafts(sequence, 2) is not None
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_drafts_leave_the_snapshots_of_plain_decoding(drafted: bool) -> None:
+    bench = Bench(50, states=8)
+    sequence = new_sequence([1] * 6)
+    bench.prefill(sequence)
+    if drafted:
+        sequence.tokens.append(2)
+        bench.drafts(sequence, [3], accepted=1)
+    else:
+        bench.decode(sequence, 2, 3)
+    assert snapshots(bench, sequence.tokens) == [4, 8]
 
 
 def test_drafts_that_hold_leave_a_snapshot_where_a_block_ended() -> None:

@@ -50,7 +50,7 @@ def test_a_window_that_was_asked_for_does_not_shrink() -> None:
 
 
 def test_less_than_a_block_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="0 MiB are available"):
+    with pytest.raises(ConfigurationError, match=r"0\.0 MiB are available"):
         planned(0, remainder=BLOCK - 1)
 
 
@@ -65,7 +65,7 @@ def with_states(mebibytes: int, **kwargs) -> CachePlan:
     )
 
 
-def test_a_quarter_of_the_memory_goes_to_snapshots_of_states_as_long_as_they_are_not_too_many() -> None:
+def test_a_quarter_of_what_the_sequences_own_states_leave_goes_to_snapshots_as_long_as_they_are_not_too_many() -> None:
     args = EngineArgs(max_num_seqs=2, block_size=16)
 
     def states(available: int) -> int:
@@ -75,14 +75,16 @@ def test_a_quarter_of_the_memory_goes_to_snapshots_of_states_as_long_as_they_are
         assert plan.blocks * BLOCK + plan.states * STATE <= available
         return plan.states
 
-    assert states(4 * 10 * STATE) == 2 + 10
+    assert states((2 + 4 * 10) * STATE) == 2 + 10
+    assert states((2 + 4 * 10) * STATE - 1) == 2 + 9
     assert states(10**9) == 2 + 2 * 32
     assert states(6 * STATE + 7 * BLOCK) == 2 + 4
     assert states(6 * STATE + BLOCK) == 2 + 4
 
 
 def test_states_come_before_blocks_and_the_message_tells_of_them() -> None:
-    with pytest.raises(ConfigurationError, match="beside 36 MiB of recurrent states and 36 MiB are available"):
+    told = "beside 36.0 MiB of recurrent states and 36.0 MiB are available: lower max_num_seqs, raise"
+    with pytest.raises(ConfigurationError, match=told):
         plan_cache(
             EngineArgs(max_num_seqs=2),
             context_length=CONTEXT,
@@ -100,7 +102,8 @@ def test_without_a_prefix_cache_there_are_no_snapshots() -> None:
 
 def test_the_message_tells_what_is_needed_and_what_is_there() -> None:
     args = EngineArgs(max_model_len=64, block_size=16)
-    with pytest.raises(ConfigurationError, match="64 tokens needs 12 MiB of KV cache and 5 MiB are available"):
+    told = "64 tokens needs 12.0 MiB of KV cache and 5.0 MiB are available: lower max_model_len, raise"
+    with pytest.raises(ConfigurationError, match=told):
         plan_cache(args, context_length=CONTEXT, bytes_per_block=3 * MIB, available=5 * MIB)
 
 

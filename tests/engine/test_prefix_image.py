@@ -12,7 +12,7 @@ from pocketllm.engine.prefix_image import export_prefix, import_prefix
 from pocketllm.errors import InvalidRequestError
 from tests.engine.cached import Bench
 from tests.engine.sequences import new_sequence
-from tests.engine.test_cache_hits import found, left_behind
+from tests.engine.test_cache_hits import found, kept, left_behind
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 
@@ -56,6 +56,39 @@ def test_what_is_there_already_is_kept_once() -> None:
     bench.check()
     assert len(bench.cache.blocks._places) == 2
     assert found(bench, PROMPT) == 8
+
+
+def test_only_what_is_missing_is_brought_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(4, states=4)
+    left_behind(bench, PROMPT[:6])
+    running = new_sequence([7] * 9)
+    bench.prefill(running)  # so that room is made of the block that is there, unless it is held
+    brought: list[int] = []
+    put = bench.runtime.import_blocks
+
+    def import_blocks(blocks: list[int], data: bytes) -> None:
+        brought.append(len(blocks))
+        put(blocks, data)
+
+    monkeypatch.setattr(bench.runtime, "import_blocks", import_blocks)
+    with pytest.raises(InvalidRequestError, match="no room for the prefix's 1 blocks: 0 of 4 are free"):
+        imported(bench, saved(4))
+    bench.check()
+    bench.end(running)
+    assert imported(bench, saved(4)) == 8
+    assert brought == [1]
+    bench.check()
+    sequence = new_sequence([*PROMPT, 12])
+    assert bench.admit(sequence)
+    assert sequence.computed == 8
+    bench.step((sequence, 4))
+
+
+def test_an_imported_prefix_goes_from_its_end_on() -> None:
+    bench = Bench(4)
+    assert imported(bench, saved()) == 8
+    bench.cache.blocks.release(bench.cache.blocks.take(3) or [])
+    assert kept(bench, PROMPT) == 4
 
 
 def test_the_longest_beginning_that_is_cached_is_saved() -> None:

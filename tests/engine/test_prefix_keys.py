@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from pocketllm.checkpoint.opening import open_checkpoint
 from pocketllm.engine.prefix_keys import KEY_BYTES, PrefixKeys, checkpoint_identity, rope_class
+from pocketllm.models.family import family, model_types
 from pocketllm.models.rotary import Rotary
 from tests.scripted import ScriptedConfig
 
@@ -46,18 +47,24 @@ def test_another_model_or_rotary_length_has_other_keys() -> None:
     assert PrefixKeys("a").root(5) == PrefixKeys("a").root(101)
 
 
-@dataclass(frozen=True)
-class Turned(ScriptedConfig):
-    rotary: Rotary = field(default_factory=lambda: Rotary((1.0,)))
-
-
 def test_only_lengths_that_turn_differently_are_told_apart() -> None:
-    plain = rope_class(Turned(vocab_size=9))
-    assert plain(10) == plain(5000)
-    dynamic = rope_class(Turned(vocab_size=9, rotary=Rotary((1.0,), dynamic_factor=2.0, original_length=64)))
-    assert dynamic(10) == dynamic(64) != dynamic(65) != dynamic(66)
-    unknown = rope_class(ScriptedConfig(vocab_size=9))
-    assert unknown(10) != unknown(11)
+    plain = Rotary((1.0,))
+    short, long = (Rotary((1.0,), dynamic_factor=2.0, original_length=length) for length in (64, 99))
+
+    def classes(*rotaries: Rotary) -> Callable[[int], int]:
+        return rope_class(ScriptedConfig(vocab_size=9, rotaries=rotaries))
+
+    for same in (classes(), classes(plain)):
+        assert same(10) == same(5000)
+    for dynamic in (classes(short), classes(plain, long, short)):
+        assert dynamic(10) == dynamic(64) != dynamic(65) != dynamic(66)
+
+
+@pytest.mark.parametrize("model_type", [*model_types(), "qwen3_5_mtp"])
+def test_every_familys_configuration_tells_its_rotary_embeddings(model_type: str) -> None:
+    made = family(model_type)
+    (rotary,) = made.parse_config("hf", made.tiny_config()).rotaries
+    assert rotary.dim > 0
 
 
 @pytest.fixture
@@ -72,12 +79,15 @@ def identity(folder: Path) -> str:
         return checkpoint_identity(checkpoint)
 
 
-def test_a_checkpoint_is_another_when_its_files_change(folder: Path) -> None:
+def test_a_checkpoint_is_another_when_its_numbers_or_shapes_are(folder: Path) -> None:
     first = identity(folder)
-    assert identity(folder) == first
-    os.utime(folder / "model.safetensors", ns=(0, 1))
-    touched = identity(folder)
-    assert touched != first
-    save_file({"a": np.zeros((3, 2), np.float32)}, folder / "model.safetensors")
-    os.utime(folder / "model.safetensors", ns=(0, 1))
-    assert identity(folder) != touched
+    file = folder / "model.safetensors"
+    os.utime(file, ns=(0, 1))
+    assert identity(folder) == first  # a copy is no other model
+    stat = file.stat()
+    found = {first}
+    for changed in (np.full((2, 3), 0.5, np.float32), np.zeros((3, 2), np.float32), np.zeros((2, 3), np.float16)):
+        save_file({"a": changed}, file)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        found.add(identity(folder))
+    assert len(found) == 4

@@ -55,7 +55,9 @@ def test_both_spellings_say_the_same() -> None:
     [
         ({"layer_types": ["linear_attention"] * 3}, "layer_types"),
         ({"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
-        ({"linear_num_value_heads": 3}, "3 value heads"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": 2**29}, "head_dim"),
         ({"attn_output_gate": False}, "attn_output_gate"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
         ({"another_key": 1}, "another_key"),
@@ -68,6 +70,16 @@ def test_what_changes_the_arithmetic_is_refused_by_name(changes: dict[str, Any],
             QWEN.parse_config("hf", spelling)
     with pytest.raises(CheckpointError, match="another_key"):
         QWEN.parse_config("hf", wrapped(QWEN.tiny_config()) | {"another_key": 1})
+    for nothing in (None, {}):
+        with pytest.raises(CheckpointError, match="text_config"):
+            QWEN.parse_config("hf", wrapped(QWEN.tiny_config()) | {"text_config": nothing})
+
+
+def test_a_head_is_no_model_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HEAD.tiny_config() | {"model_type": "qwen3_5_mtp"}))
+    save_file({"mtp.norm.weight": torch.zeros(4)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="head of another model"):
+        load_runtime(tmp_path)
 
 
 def test_the_text_part_of_a_multimodal_checkpoint_is_the_model(tmp_path: Path) -> None:

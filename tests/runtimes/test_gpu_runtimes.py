@@ -43,7 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[(name, dtype) for name in BACKENDS for dtype in ("float32", "bfloat16")])
+RUNS = [(name, dtype) for name in BACKENDS for dtype in ("float32", "bfloat16")]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def runtime(request: pytest.FixtureRequest, folder: Path) -> Iterator[Runtime]:
     loaded = load(folder, *request.param)
     yield loaded

@@ -130,7 +130,7 @@ def test_an_unknown_name_is_told_the_known_ones(shelf: Shelf) -> None:
 
 
 def test_the_fastest_come_first() -> None:
-    assert list(registry.BACKENDS) == ["triton", "numba", "torch"]
+    assert list(registry.BACKENDS) == ["triton", "numba", "torch", "cupy"]
     assert registry.BACKENDS["triton"].serves_on == "cuda"
 
 
