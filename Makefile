@@ -41,7 +41,7 @@ serve: model
 
 test: $(VENV)/.dev model
 	@echo "== tests, the real model's last"
-	@$(BIN)/python -m pytest --quiet $(ARGS)
+	@$(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/.dev
 	@echo "== ruff"

@@ -12,7 +12,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-PACKAGES = ("pocketllm", "numpy", "torch", "numba", "triton", "transformers", "llama-cpp-python")
+PACKAGES = (
+    "pocketllm",
+    "numpy",
+    "torch",
+    "numba",
+    "triton",
+    "cupy-cuda13x",
+    "nvidia-cuda-nvrtc",
+    "transformers",
+    "llama-cpp-python",
+)
 
 OTHERS = "CPU time of other processes"
 QUIET = 0.05

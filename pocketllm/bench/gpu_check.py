@@ -10,6 +10,8 @@ import importlib
 import importlib.util
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from xml.etree import ElementTree
 from pocketllm.bench import report
 from pocketllm.bench.circumstances import Circumstances
 from pocketllm.errors import ConfigurationError, PocketLLMError
+from pocketllm.runtimes.devices import DRIVER
 
 BACKENDS = ("triton", "cupy")
 TEST_SECONDS = 270
@@ -32,7 +35,9 @@ COPIES = 9
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_TESTS = ("tests/kernels", "tests/runtimes", "-k", " or ".join(BACKENDS), "-q", "-n", "4", "-p", "no:cacheprovider")
+# All that have a backend or CUDA C in their name or their file's, but for those of the emulator itself.
+_CHOSEN = f"({' or '.join(BACKENDS)} or cuda) and not (cuda_emulator or cuda_faults or cuda_address)"
+_TESTS = ("tests/kernels", "tests/runtimes", "-k", _CHOSEN, "-q", "-p", "no:cacheprovider")
 # Read by Triton when it is imported: its kernels are compiled, not interpreted.
 _ENVIRONMENT = {"TRITON_INTERPRET": "0"}
 
@@ -84,30 +89,49 @@ def _device() -> dict[str, Any]:
     if not torch.cuda.is_available():
         raise ConfigurationError("PyTorch sees no CUDA device; this check is for a machine that has one")
     found = torch.cuda.get_device_properties(0)
-    return {"device": found.name, "capability": f"{found.major}.{found.minor}", "torch CUDA": torch.version.cuda}
+    return {
+        "device": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "driver": _driver_version(),
+        "torch CUDA": torch.version.cuda,
+    }
+
+
+def _driver_version(file: Path = DRIVER) -> str:
+    """Such as ``580.65.06``; "unknown" where the driver does not tell."""
+    if not file.exists():
+        return "unknown"
+    named = re.search(r"\b\d+\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8"))
+    return named[0] if named else "unknown"
 
 
 def _run(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
-    """Exit status, None where it ran out of time, and the last of what it printed."""
+    """Exit status, None where it ran out of time, and the last of what it printed; nothing that it started is left."""
     settings: Mapping[str, str] = {**os.environ, **_ENVIRONMENT}
-    try:
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env=settings,
-            timeout=seconds,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        return None, str(error.stdout or "")[-4000:]
-    return done.returncode, done.stdout[-4000:]
+    with subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        status: int | None = None
+        try:
+            output, _ = process.communicate(timeout=seconds)
+            status = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return status, output[-4000:]
 
 
 def _run_tests(junit: Path) -> dict[str, Any]:
-    status, output = _run(["-m", "pytest", *_TESTS, f"--junitxml={junit}"], TEST_SECONDS)
+    status, output = _run(["-m", "pytest", *_TESTS, "-n", "4", f"--junitxml={junit}"], TEST_SECONDS)
     if status is None or not junit.exists():
         return _stopped(status, TEST_SECONDS, output)
     return outcome_of(junit.read_text(encoding="utf-8"))

@@ -2,36 +2,7 @@
 #include "logistic.cuh"
 #include "numerics.cuh"
 #include "reductions.cuh"
-
-// Up to kRows rows of one sequence.
-struct Tile {
-  int sequence;
-  int start, stop;  // the sequence's rows in the batch
-  int first;        // of the tile's rows
-  int rows;         // none where this is not positive
-};
-
-// Tiles are numbered so that their count needs no look at the lengths of the sequences: sequence s, which starts at row
-// t of the batch, has its first tile at t / kRows + s. A few numbers are left without rows.
-template <int kRows>
-__device__ __forceinline__ Tile find_tile(int number, const int* query_start, int sequences) {
-  int low = 0, high = sequences;  // around the first sequence whose tiles come later
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (query_start[middle] / kRows + middle <= number) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  Tile tile;
-  tile.sequence = low - 1;
-  tile.start = query_start[tile.sequence];
-  tile.stop = query_start[low];
-  tile.first = tile.start + (number - tile.start / kRows - tile.sequence) * kRows;
-  tile.rows = min(kRows, tile.stop - tile.first);
-  return tile;
-}
+#include "tiles.cuh"
 
 // One channel of a sequence.
 template <typename T, int kPast>
@@ -72,8 +43,8 @@ __global__ void causal_conv1d(
   constexpr int kPast = kTaps - 1;
   const Tile tile = find_tile<kRows>(blockIdx.x, query_start, sequences);
   if (tile.rows <= 0) return;
-  const int slot = state_slot[tile.sequence];
-  const bool reads_state = slot >= 0 && tile.first == tile.start;
+  const int first = tile.start + tile.first, slot = state_slot[tile.sequence];
+  const bool reads_state = slot >= 0 && tile.first == 0;
   const int in_place = reads_state ? row_saved_in_place(tile, slot, save_slot) : -1;
   const int channel = blockIdx.y * blockDim.x + threadIdx.x;
   if (channel >= channels) return;
@@ -84,15 +55,15 @@ __global__ void causal_conv1d(
 #pragma unroll
   for (int tap = 0; tap < kTaps; ++tap) taps[tap] = weight[static_cast<long long>(channel) * kTaps + tap];
 #pragma unroll
-  for (int i = 0; i < kPast + kRows; ++i) inputs[i] = i < kPast + tile.rows ? own.input(tile.first + i - kPast) : 0.0f;
+  for (int i = 0; i < kPast + kRows; ++i) inputs[i] = i < kPast + tile.rows ? own.input(first + i - kPast) : 0.0f;
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
     if (row >= tile.rows) break;
     float total = bias != nullptr ? bias[channel] : 0.0f;
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) total = fmaf(taps[tap], inputs[row + tap], total);
-    out[(tile.first + row) * own.stride + channel] = narrow<T>(total * sigmoid(total));
-    const int save = save_slot[tile.first + row];
+    out[(first + row) * own.stride + channel] = narrow<T>(total * sigmoid(total));
+    const int save = save_slot[first + row];
     if (save < 0 || save == slot) continue;
 #pragma unroll
     for (int i = 0; i < kPast; ++i) own.saved(save)[i] = inputs[row + 1 + i];

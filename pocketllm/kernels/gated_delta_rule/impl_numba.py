@@ -44,7 +44,8 @@ def supports(call: OpCall) -> str | None:
 def bind(call: OpCall) -> BoundOp:
     """Fixes the scalars and ``exp(a_log)``."""
     s: GatedDeltaRule = call.scalars
-    rate = np.exp(call.weights["a_log"].astype(np.float64)).astype(np.float32)
+    with np.errstate(over="ignore"):  # an infinite rate forgets everything at once
+        rate = np.exp(call.weights["a_log"].astype(np.float64)).astype(np.float32)
     dt_bias = call.weights["dt_bias"]
     key_heads, eps = int(s.key_heads), float(s.eps)
     kernel = KERNEL.request()

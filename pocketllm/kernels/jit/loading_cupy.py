@@ -3,39 +3,71 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from pocketllm.errors import ConfigurationError
-from pocketllm.kernels.jit.cuda_source import INCLUDE_FOLDER, KernelSource
+import numpy as np
+
+from pocketllm.errors import ConfigurationError, UnsupportedFeatureError
+from pocketllm.kernels.jit.cuda_source import INCLUDE_FOLDER, KernelSource, Parameter
 
 # Arithmetic as written: what is fused asks for fmaf; quotients and roots are rounded as IEEE 754 says by default.
 FLAGS = ("-std=c++17", "-default-device", "--fmad=false", f"-I{INCLUDE_FOLDER}")
 
 _SHARED_BY_DEFAULT = 48 << 10
-"""Bytes of dynamic shared memory that any launch may ask for; more has to be allowed first."""
+"""Bytes of shared memory that any launch may take, a kernel's own variables included; more has to be allowed first."""
+
+_LEAST_CAPABILITY = 75
+
+_DEVICE = re.compile(r"cuda(?::(\d{1,3}))?", re.ASCII)
+
+_ERROR_OUT_OF_MEMORY = 2
+"""``cudaErrorMemoryAllocation``, which CuPy does not name."""
 
 
 def cupy() -> ModuleType:
-    """CuPy; ImportError where it is not installed."""
-    return importlib.import_module("cupy")
-
-
-def obstacle() -> str | None:
-    """Why no kernel can run on a GPU here; None where one can."""
+    """CuPy; UnsupportedFeatureError where it cannot be imported."""
     try:
-        devices = cupy().cuda.runtime.getDeviceCount()
+        return importlib.import_module("cupy")
     except ImportError as error:
-        return f"CuPy cannot be imported ({error}): install pocketllm[cuda]"
+        raise UnsupportedFeatureError(
+            f"CUDA C is compiled and launched by CuPy, which cannot be imported ({error}): install pocketllm[cuda]"
+        ) from error
+
+
+def device_of(name: str) -> int:
+    """The index of a device such as ``cuda`` or ``cuda:1``; ConfigurationError for other names."""
+    named = _DEVICE.fullmatch(name)
+    if named is None:
+        raise ConfigurationError(
+            f"there is no device {name!r} for CUDA C: name one such as cuda:0, or cpu to emulate it"
+        )
+    return int(named[1] or 0)
+
+
+def obstacle(device: str) -> str | None:
+    """Why no kernel can run on a device such as ``cuda:0``; None where one can."""
+    try:
+        index = device_of(device)
+        count = cupy().cuda.runtime.getDeviceCount()
+    except (ConfigurationError, UnsupportedFeatureError) as error:
+        return str(error)
     except cupy().cuda.runtime.CUDARuntimeError as error:
         return f"CUDA finds no device ({error})"
-    return None if devices else "CUDA finds no device"
+    if index >= count:
+        return f"CUDA finds {count} devices, which are counted from 0"
+    capability = int(cupy().cuda.Device(index).compute_capability)
+    if capability < _LEAST_CAPABILITY:
+        least = _LEAST_CAPABILITY / 10
+        return f"{device} has compute capability {capability / 10}, and the kernels need {least}"
+    return None
 
 
 def _nvrtc() -> Any:
-    return importlib.import_module("cupy.cuda").nvrtc
+    return cupy().cuda.nvrtc
 
 
 def facts(architecture: str) -> tuple[str, ...]:
@@ -85,12 +117,14 @@ class DeviceKernel:
 
     def __init__(self, source: KernelSource, cubin: bytes, symbol: str, device: int) -> None:
         self._device = cupy().cuda.Device(device)
-        self._shared = _SHARED_BY_DEFAULT
-        self._numbers = [parameter.number_type for parameter in source.parameters.values()]
+        self._passed = [_passed_as(parameter) for parameter in source.parameters.values()]
         with self._device:
             module = cupy().cuda.function.Module()
             module.load(cubin)
             self._function = module.get_function(symbol)
+            driver = cupy().cuda.driver
+            own = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self._function.ptr)
+        self._allowed = _SHARED_BY_DEFAULT - own
 
     def launch(self, grid: Sequence[int], block: Sequence[int], shared: int, arguments: Sequence[Any]) -> None:
         """Queues it.
@@ -100,28 +134,30 @@ class DeviceKernel:
             shared: bytes of dynamic shared memory.
             arguments: arrays, numbers and None, of the parameters' types.
         """
-        values = tuple(number(_value(argument)) for number, argument in zip(self._numbers, arguments, strict=True))
+        values = tuple(passed(argument) for passed, argument in zip(self._passed, arguments, strict=True))
         with self._device:
-            if shared > self._shared:
+            if shared > self._allowed:
                 self._allow_shared(shared)
             self._function(tuple(grid), tuple(block), values, shared_mem=shared)
 
     def _allow_shared(self, shared: int) -> None:
         driver = cupy().cuda.driver
         driver.funcSetAttribute(self._function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
-        self._shared = shared
+        self._allowed = shared
 
 
-def _value(argument: Any) -> Any:
-    """What is passed: of an array its address."""
-    if hasattr(argument, "__cuda_array_interface__"):
-        return argument.data.ptr
-    return 0 if argument is None else argument
+def _passed_as(parameter: Parameter) -> Callable[[Any], np.generic[Any]]:
+    """What makes of an argument the number that a launch passes: of an array its address, 0 of None."""
+    return _address if parameter.is_array else parameter.number_type
 
 
-def device_of(name: str) -> int:
-    """The index of a device such as ``cuda`` or ``cuda:1``."""
-    return int(name.partition(":")[2] or 0)
+def _address(array: Any) -> np.uint64:
+    return np.uint64(0 if array is None else array.data.ptr)
+
+
+def select_device(name: str) -> None:
+    """Makes a device the current one of this thread."""
+    cupy().cuda.Device(device_of(name)).use()
 
 
 def architecture_of(device: int) -> str:
@@ -143,7 +179,7 @@ class DeviceStream:
         with self._device:
             self._stream = cupy().cuda.Stream(non_blocking=True)
         # What a captured graph works on must not be handed to anything else, so it has memory of its own.
-        self._graph_memory = cupy().cuda.MemoryPool()
+        self._graph_memory = cupy().cuda.MemoryPool(self._new_graph_memory)
 
     def __enter__(self) -> DeviceStream:
         self._device.__enter__()
@@ -157,7 +193,11 @@ class DeviceStream:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Runs `work`, records what it queues as a graph, and returns what queues that graph; called on the stream.
 
-        The first run takes from the device whatever memory the work needs, which cannot be done while it is recorded.
+        The first run takes from the device whatever memory the work needs; the second finds it free again and takes
+        nothing, as long as the work has let go of what it made.
+
+        Raises:
+            MemoryError: the device has not enough.
         """
         with cupy().cuda.using_allocator(self._graph_memory.malloc):
             work()
@@ -167,3 +207,28 @@ class DeviceStream:
             finally:
                 graph = self._stream.end_capture()
         return lambda: graph.launch(self._stream)
+
+    def release_graph_memory(self) -> None:
+        """Gives back the memory of graphs, none of which may be queued any more."""
+        with self._device:
+            self._stream.synchronize()
+            self._graph_memory.free_all_blocks()
+
+    def release_memory(self) -> None:
+        """Gives back what CuPy keeps for its next arrays on the device."""
+        with self._device:
+            cupy().get_default_memory_pool().free_all_blocks()
+
+    def _new_graph_memory(self, size: int) -> Any:
+        """Memory from the device for the pool of graphs.
+
+        Where there is none, the pool would give back whatever is free in it, and graphs work on that. It does so for
+        CUDA's error, so that it gets CuPy's.
+        """
+        cuda = cupy().cuda
+        try:
+            return cuda.MemoryPointer(cuda.Memory(size), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            if error.status != _ERROR_OUT_OF_MEMORY:
+                raise
+            raise cuda.memory.OutOfMemoryError(size, self._graph_memory.total_bytes() - size) from error

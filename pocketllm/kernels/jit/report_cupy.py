@@ -6,21 +6,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pocketllm.kernels.checking.arrays import Backend, backend
-from pocketllm.kernels.checking.comparison import in_storage, scalars_of
-from pocketllm.kernels.contract import OpSpec
+from pocketllm.checkpoint.quant import QuantTensor
+from pocketllm.kernels.checking.arrays_cupy import Adapter, as_stored
+from pocketllm.kernels.checking.comparison import in_storage
+from pocketllm.kernels.contract import OpCall, OpSpec
 from pocketllm.kernels.jit.cuda_source import KernelSource
-from pocketllm.kernels.jit.loading_cupy import compile_cubin
+from pocketllm.kernels.jit.loading_cupy import compile_cubin, cupy
 from pocketllm.kernels.jit.toolchain_cupy import recorded_requests
-from pocketllm.kernels.registry import backends_of, op_names, spec
+from pocketllm.kernels.registry import backends_of, implementation, op_names, spec
 
-CAPABILITIES = (75, 80, 90)
+cupy()  # as `import` would do it: where it is missing, whoever imports this module learns why
+
+CAPABILITIES = (75, 80, 90, 100, 120)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +72,25 @@ def ops() -> tuple[str, ...]:
 
 def timed_kernels(op: str) -> tuple[KernelSource, ...]:
     """The kernels that an op asks for at its timed sizes, in every dtype."""
-    contract, emulated = spec(op), backend("cupy", "cpu")
+    contract = spec(op)
     with recorded_requests() as requests:
         for shape in contract.bench:
-            _bind(contract, shape.dims, emulated)
+            _bind(contract, shape.dims)
     return tuple({kernel.name: kernel.source for kernel in requests}.values())
 
 
-def _bind(contract: OpSpec, dims: dict[str, int], emulated: Backend) -> None:
+def _bind(contract: OpSpec, dims: Mapping[str, int]) -> None:
+    """On the host and without asking what it has: nothing runs, so that neither a GPU nor an emulator is needed."""
     drawn = contract.make_case(np.random.default_rng(0), dims)
     operands = {operand.name: operand for operand in contract.operands}
-    for mode in emulated.modes:
+    for mode in Adapter.modes:
         case = in_storage(contract, drawn, mode)
-        weights = {name: emulated.put(array, mode.dtype_of(operands[name])) for name, array in case.weights.items()}
-        emulated.table(mode).bind(contract.name, weights, **scalars_of(case))
+        weights = {
+            name: array if isinstance(array, QuantTensor) else as_stored(array, mode.dtype_of(operands[name]))
+            for name, array in case.weights.items()
+        }
+        call = OpCall(case.scalars, weights, device="cpu", dtype=mode.dtype, cache_dtype=mode.cache_dtype)
+        implementation(contract.name, "cupy").bind(call)
 
 
 def rows(of: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import tempfile
@@ -62,3 +63,29 @@ def build_lock(folder: Path) -> Iterator[None]:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def write(file: Path, content: bytes) -> None:
+    """The file appears whole or not at all; to be called under the folder's `build_lock`."""
+    scratch = file.with_suffix(".part")
+    scratch.write_bytes(content)
+    os.replace(scratch, file)
+
+
+def seal(file: Path) -> None:
+    """Notes what a file holds, under the folder's `build_lock`, so that `is_intact` knows."""
+    write(_seal_of(file), _digest(file))
+
+
+def is_intact(file: Path) -> bool:
+    """Whether a file is there and holds what it held when it was sealed: a damaged one has to be made anew."""
+    note = _seal_of(file)
+    return file.is_file() and note.is_file() and note.read_bytes() == _digest(file)
+
+
+def _seal_of(file: Path) -> Path:
+    return file.with_suffix(".sha256")
+
+
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).hexdigest().encode()

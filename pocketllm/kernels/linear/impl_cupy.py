@@ -9,21 +9,15 @@ from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.kernels.contract import Array, BoundOp, OpCall
 from pocketllm.kernels.jit.cuda_source import array, c_type, readonly, scalar, storage_dtype
 from pocketllm.kernels.jit.toolchain_cupy import Kernel, array_module, obstacle
-
-_THREADS = 128
-_FEW = 8
-"""Rows up to which reading the weight takes longer than computing."""
-_FEW_TILE = 4, _THREADS // 32
-_MANY_TILE = 32, 64
-"""Rows and columns that a block computes."""
+from pocketllm.kernels.products_cupy import THREADS, TILES, Tile, tile_for
 
 
 @cache
-def _kernel(device: str, dtype: str, name: str, tile: tuple[int, int]) -> Kernel:
+def _kernel(device: str, dtype: str, tile: Tile) -> Kernel:
     return Kernel(
         device,
         Path(__file__).with_suffix(".cu"),
-        f"{name}<{c_type(dtype)}, {tile[0]}, {tile[1]}>",
+        f"{tile.kernel}<{c_type(dtype)}, {tile.rows}, {tile.columns}>",
         x=readonly(dtype),
         weight=readonly(dtype),
         bias=readonly("float32", optional=True),
@@ -49,15 +43,13 @@ def bind(call: OpCall) -> BoundOp:
     weight, bias = call.weights["weight"], call.weights.get("bias")
     outputs, inputs = weight.shape
     arrays = array_module(call.device)
-    few = _kernel(call.device, call.dtype, "few_rows", _FEW_TILE).request()
-    many = _kernel(call.device, call.dtype, "many_rows", _MANY_TILE).request()
+    kernels = {tile: _kernel(call.device, call.dtype, tile).request() for tile in TILES}
 
     def linear(x: Array, out: Array | None = None) -> Array:
         rows = len(x)
         out = arrays.empty((rows, outputs), x.dtype) if out is None else out
-        kernel, tile = (few, _FEW_TILE) if rows <= _FEW else (many, _MANY_TILE)
-        grid = [-(-outputs // tile[1]), -(-rows // tile[0])]
-        kernel(grid, [_THREADS], x, weight, bias, out, rows, outputs, inputs)
+        tile = tile_for(rows)
+        kernels[tile](tile.grid(rows, outputs), [THREADS], x, weight, bias, out, rows, outputs, inputs)
         return out
 
     return linear

@@ -15,6 +15,7 @@
 #include "hyperbolic.cuh"
 #include "numerics.cuh"
 #include "reductions.cuh"
+#include "tiles.cuh"
 
 constexpr int kRows = 16;
 constexpr int kKeys = kWarp;
@@ -28,35 +29,15 @@ __device__ __forceinline__ int first_row() {
   return threadIdx.x / kWarp * kRowsOfWarp<kThreads>;
 }
 
-struct Tile {
-  int sequence;
-  int first;     // row of the sequence
-  int rows;      // none where this is not positive
-  int token;     // the sequence's first in the batch
-  int position;  // of that token
+// A tile, and the position of its sequence's first token in the batch.
+struct Queries : Tile {
+  int position;
 };
 
-// Tiles are numbered so that their count needs no look at the lengths of the sequences: sequence s, which starts at
-// token t of the batch, has its first tile at t * group / kRows + s. A few numbers are left without rows.
-__device__ __forceinline__ Tile find_tile(
+__device__ __forceinline__ Queries find_queries(
     int number, const int* query_start, const int* context_len, int sequences, int group) {
-  int low = 0, high = sequences;  // around the first sequence whose tiles come later
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (query_start[middle] * group / kRows + middle <= number) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  Tile tile;
-  tile.sequence = low - 1;
-  tile.token = query_start[tile.sequence];
-  const int queries = query_start[low] - tile.token;
-  tile.first = (number - tile.token * group / kRows - tile.sequence) * kRows;
-  tile.rows = min(kRows, queries * group - tile.first);
-  tile.position = context_len[tile.sequence] - queries;
-  return tile;
+  const Tile tile = find_tile<kRows>(number, query_start, sequences, group);
+  return {tile, context_len[tile.sequence] - (tile.stop - tile.start)};
 }
 
 // Which of the heads with this key head a row has, and its number in arrays [tokens][heads].
@@ -65,12 +46,12 @@ __device__ __forceinline__ int head_of(const Tile& tile, int row, int kv_head, i
 }
 
 __device__ __forceinline__ long long index_of(const Tile& tile, int row, int kv_head, int heads, int group) {
-  const long long token = tile.token + (tile.first + row) / group;
+  const long long token = tile.start + (tile.first + row) / group;
   return token * heads + head_of(tile, row, kv_head, group);
 }
 
 // Positions of the newest and of the oldest key that a row sees; -1 and 0 for a row that is not there.
-__device__ __forceinline__ int newest_key(const Tile& tile, int row, int group) {
+__device__ __forceinline__ int newest_key(const Queries& tile, int row, int group) {
   return row < tile.rows ? tile.position + (tile.first + row) / group : -1;
 }
 
@@ -82,7 +63,7 @@ __device__ __forceinline__ int oldest_key(int newest, int window) {
 struct Span {
   int oldest, newest, common_oldest, common_newest;
 
-  __device__ Span(const Tile& tile, int group, int window) {
+  __device__ Span(const Queries& tile, int group, int window) {
     common_newest = newest_key(tile, 0, group);
     newest = newest_key(tile, tile.rows - 1, group);
     oldest = oldest_key(common_newest, window);
@@ -396,7 +377,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend(
     int block_size, int heads, int dim, int window, float scale, float softcap) {
   static_assert(kSegment % kKeys == 0, "a segment consists of whole chunks");
   const int kv_head = blockIdx.y, kv_heads = gridDim.y, group = heads / kv_heads;
-  const Tile tile = find_tile(blockIdx.x, query_start, context_len, sequences, group);
+  const Queries tile = find_queries(blockIdx.x, query_start, context_len, sequences, group);
   if (tile.rows <= 0) return;
   const Span span(tile, group, window);
   int segment = span.oldest / kSegment, last_segment = span.newest / kSegment;
@@ -444,7 +425,7 @@ __global__ void merge_segments(
     const float* parts, const float* sinks, const int* query_start, const int* context_len, T* out, int sequences,
     int segments, int heads, int dim, int window) {
   const int kv_head = blockIdx.y, row = blockIdx.z, group = heads / gridDim.y, number = threadIdx.x;
-  const Tile tile = find_tile(blockIdx.x, query_start, context_len, sequences, group);
+  const Queries tile = find_queries(blockIdx.x, query_start, context_len, sequences, group);
   if (row >= tile.rows || number >= dim) return;
   const int newest = newest_key(tile, row, group), oldest = oldest_key(newest, window);
   const long long index = index_of(tile, row, kv_head, heads, group);

@@ -9,16 +9,11 @@ from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.kernels.contract import Array, BoundOp, OpCall
 from pocketllm.kernels.jit.cuda_source import array, c_type, readonly, scalar
 from pocketllm.kernels.jit.toolchain_cupy import Kernel, array_module, obstacle
+from pocketllm.kernels.products_cupy import THREADS, TILES, Tile, tile_for
 from pocketllm.kernels.quantized_linear.codes import FORMATS_WITH_CODES
 from pocketllm.kernels.quantized_linear.spec import BLOCK
 
 _SOURCE = Path(__file__).with_suffix(".cu")
-_THREADS = 128
-_FEW = 8
-"""Rows up to which reading the weight takes longer than computing."""
-_FEW_TILE = 4, _THREADS // 32
-_MANY_TILE = 32, 64
-"""Rows and columns that a block computes."""
 _WORD = 4
 """Codes of activations lie by fours."""
 _SUMMED = 16
@@ -40,11 +35,11 @@ def _quantize(device: str, dtype: str) -> Kernel:
 
 
 @cache
-def _product(device: str, dtype: str, format: str, name: str, tile: tuple[int, int]) -> Kernel:
+def _product(device: str, dtype: str, format: str, tile: Tile) -> Kernel:
     return Kernel(
         device,
         _SOURCE,
-        f"{name}<{format}, {c_type(dtype)}, {tile[0]}, {tile[1]}>",
+        f"{tile.kernel}<{format}, {c_type(dtype)}, {tile.rows}, {tile.columns}>",
         codes=readonly("int32"),
         scales=readonly("float32"),
         sums=readonly("int32"),
@@ -73,8 +68,7 @@ def bind(call: OpCall) -> BoundOp:
     outputs, inputs = weight.shape
     arrays, data = array_module(call.device), weight.data
     quantize = _quantize(call.device, call.dtype).request()
-    few = _product(call.device, call.dtype, weight.format, "few_rows", _FEW_TILE).request()
-    many = _product(call.device, call.dtype, weight.format, "many_rows", _MANY_TILE).request()
+    products = {tile: _product(call.device, call.dtype, weight.format, tile).request() for tile in TILES}
 
     def quantized_linear(x: Array, out: Array | None = None) -> Array:
         rows = len(x)
@@ -82,10 +76,9 @@ def bind(call: OpCall) -> BoundOp:
         codes = arrays.empty(x.size // _WORD, "int32")
         scales = arrays.empty(x.size // BLOCK, "float32")
         sums = arrays.empty(x.size // _SUMMED, "int32")
-        quantize([-(-codes.size // _THREADS)], [_THREADS], x, codes, scales, sums, codes.size)
-        kernel, tile = (few, _FEW_TILE) if rows <= _FEW else (many, _MANY_TILE)
-        grid = [-(-outputs // tile[1]), -(-rows // tile[0])]
-        kernel(grid, [_THREADS], codes, scales, sums, data, bias, out, rows, outputs, inputs)
+        quantize([-(-codes.size // THREADS)], [THREADS], x, codes, scales, sums, codes.size)
+        tile = tile_for(rows)
+        products[tile](tile.grid(rows, outputs), [THREADS], codes, scales, sums, data, bias, out, rows, outputs, inputs)
         return out
 
     return quantized_linear

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-
 from pocketllm.kernels.contract import Array, BoundOp, OpCall
 from pocketllm.kernels.jit.cuda_source import array, c_type, readonly, scalar
 from pocketllm.kernels.jit.toolchain_cupy import Kernel, array_module, obstacle
@@ -26,6 +24,7 @@ def _kernel(device: str, dtype: str) -> Kernel:
         out=array(dtype),
         n=scalar("int32"),
         eps=scalar("float32"),
+        offset=scalar("float32"),
     )
 
 
@@ -37,12 +36,12 @@ def supports(call: OpCall) -> str | None:
 def bind(call: OpCall) -> BoundOp:
     """Statistics in float32 whatever the activation dtype, one rounding at the end."""
     kernel, arrays = _kernel(call.device, call.dtype).request(), array_module(call.device)
-    weight = call.weights["weight"] + np.float32(call.scalars.weight_offset)
-    n, eps = weight.size, call.scalars.eps
+    weight, s = call.weights["weight"], call.scalars
+    n = weight.size
 
     def rms_norm(x: Array, residual: Array | None = None, out: Array | None = None) -> Array:
         out = arrays.empty_like(x) if out is None else out
-        kernel([x.size // n], [_THREADS], x, residual, weight, out, n, eps)
+        kernel([x.size // n], [_THREADS], x, residual, weight, out, n, s.eps, s.weight_offset)
         return out
 
     return rms_norm

@@ -21,6 +21,7 @@ def _kernel(device: str, dynamic: bool) -> Kernel:
         positions=readonly("int32"),
         lengths=readonly("int32", optional=True),
         frequencies=readonly("float32"),
+        divisors=readonly("float32", optional=True),
         out=array("float32"),
         pairs=scalar("int32"),
         attention_factor=scalar("float64"),
@@ -39,9 +40,7 @@ def bind(call: OpCall) -> BoundOp:
     s, arrays = call.scalars, array_module(call.device)
     kernel = _kernel(call.device, bool(s.dynamic_factor)).request()
     frequencies = arrays.asarray(s.inverse_frequencies, dtype="float32")
-    if "divisors" in call.weights:
-        frequencies = frequencies / call.weights["divisors"]
-    pairs = len(frequencies)
+    divisors, pairs = call.weights.get("divisors"), len(frequencies)
 
     def rotary_angles(positions: Array, lengths: Array | None = None, out: Array | None = None) -> Array:
         if s.dynamic_factor and lengths is None:
@@ -49,7 +48,7 @@ def bind(call: OpCall) -> BoundOp:
         tokens = len(positions)
         out = arrays.empty((tokens, 2, pairs), dtype="float32") if out is None else out
         grid, numbers = [tokens, -(-pairs // _THREADS)], (s.attention_factor, s.dynamic_factor, s.original_length)
-        kernel(grid, [_THREADS], positions, lengths, frequencies, out, pairs, *numbers)
+        kernel(grid, [_THREADS], positions, lengths, frequencies, divisors, out, pairs, *numbers)
         return out
 
     return rotary_angles
