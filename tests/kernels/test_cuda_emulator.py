@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from pocketllm.errors import ConfigurationError
+from pocketllm.kernels import registry
 from pocketllm.kernels.checking.arrays import Mode, backend
 from pocketllm.kernels.checking.comparison import check, rounded, run
 from pocketllm.kernels.jit import toolchain_cupy
 from pocketllm.kernels.jit.cuda_emulator import compiler
 from pocketllm.kernels.jit.cuda_emulator.settings import Build, emulated
-from pocketllm.kernels.jit.cuda_source import Parameter, array, readonly, scalar
+from pocketllm.kernels.jit.cuda_source import INCLUDE_FOLDER, Parameter, array, readonly, scalar
 from pocketllm.kernels.jit.toolchain_cupy import Kernel
-from pocketllm.kernels.registry import spec
+from pocketllm.kernels.registry import BackendOpTable, spec
 
 Array = npt.NDArray[Any]
 
@@ -76,6 +78,9 @@ def test_a_barrier_hands_over_what_was_written(tmp_path: Path) -> None:
 
 SHUFFLES = {
     "__shfl_sync(mask, v, 5, {width})": lambda lane, width: lane // width * width + 5 % width,
+    "__shfl_sync(mask, v, -1 - static_cast<int>(threadIdx.x % 32), {width})": lambda lane, width: (
+        lane // width * width + (-1 - lane) % width
+    ),
     "__shfl_sync(mask, v, threadIdx.x + 3, {width})": lambda lane, width: lane // width * width + (lane + 3) % width,
     "__shfl_xor_sync(mask, v, 3, {width})": lambda lane, width: (
         lane ^ 3 if (lane ^ 3) < lane // width * width + width else lane
@@ -143,6 +148,78 @@ def test_shared_memory_of_a_block_starts_without_the_last_ones_numbers(tmp_path:
     out = np.zeros(128, np.float32)
     kernel_of(tmp_path, body, out=array("float32"))([2], [32], out, shared=128)
     assert np.isnan(out).all()
+
+
+SHARED = {
+    "in a function of C": 'extern "C" __global__ void kernel(float* x) {{ __shared__ float tile[32]; {body} }}',
+    "in a namespace": "namespace {{ __global__ void kernel(float* x) {{ __shared__ float tile[32]; {body} }} }}",
+    "in a file": "__shared__ float tile[32];\n__global__ void kernel(float* x) {{ {body} }}",
+    "in a method": """
+        struct Tiles {{ __device__ float* tile() const {{ __shared__ float tile[32]; return tile; }} }};
+        __global__ void kernel(float* x) {{ float* tile = Tiles().tile(); {body} }}""",
+    "in a template": """
+        template <class T> __device__ T* tile_of() {{ __shared__ T tile[32]; return tile; }}
+        __global__ void kernel(float* x) {{
+            tile_of<int>()[threadIdx.x] = 1;
+            float* tile = tile_of<float>();
+            {body}
+        }}""",
+    "in a lambda": """
+        __global__ void kernel(float* x) {{
+            auto tile_of = [] {{ __shared__ float tile[32]; return &tile[0]; }};
+            float* tile = tile_of();
+            {body}
+        }}""",
+}
+
+
+@pytest.mark.usefixtures("_build")
+@pytest.mark.parametrize("place", SHARED)
+def test_shared_variables_are_known_wherever_they_are_declared(place: str, tmp_path: Path) -> None:
+    body = "x[blockIdx.x * 32 + threadIdx.x] = tile[threadIdx.x]; tile[threadIdx.x] = 1.0f;"
+    path = tmp_path / "kernel.cu"
+    path.write_text(SHARED[place].format(body=body), encoding="utf-8")
+    x = np.zeros(64, np.float32)
+    Kernel("cpu", path, "kernel", x=array("float32"))([2], [32], x)
+    assert np.isnan(x).all()
+
+
+@pytest.mark.usefixtures("_build")
+def test_constants_may_be_read_through_pointers(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.cu"
+    path.write_text(
+        "__constant__ float table[4] = {1, 2, 3, 4};\n"
+        "__device__ __noinline__ float at(const float* from, int i) { return from[i]; }\n"
+        "__global__ void kernel(float* x) { x[threadIdx.x] = at(table, threadIdx.x % 4); }\n",
+        encoding="utf-8",
+    )
+    x = np.zeros(32, np.float32)
+    Kernel("cpu", path, "kernel", x=array("float32"))([1], [32], x)
+    assert x.tolist() == [1, 2, 3, 4] * 8
+
+
+@pytest.mark.usefixtures("_build")
+def test_kernels_of_one_source_take_turns(tmp_path: Path) -> None:
+    body = """
+        __shared__ int tile[64];
+        for (int i = 0; i < 20; ++i) {
+            tile[threadIdx.x] = x[threadIdx.x];
+            __syncthreads();
+            x[threadIdx.x] = tile[63 - threadIdx.x] + 1;
+            __syncthreads();
+        }"""
+
+    def launch(_: int) -> bool:
+        kernel = kernel_of(tmp_path, body, x=array("int32"))
+        results = []
+        for _ in range(20):
+            x = np.zeros(64, np.int32)
+            kernel([1], [64], x)
+            results.append((x == 20).all())
+        return all(results)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(launch, range(2)))
 
 
 FUNCTIONS = """
@@ -271,6 +348,29 @@ def test_a_block_of_too_many_threads_is_refused(tmp_path: Path) -> None:
         kernel_of(tmp_path, "", x=array("float32"))([1], [1025], np.zeros(1, np.float32))
 
 
+@pytest.mark.parametrize(
+    ("grid", "block", "shared", "complaint"),
+    [
+        ((2**31,), (32,), 0, r"a grid is \[2147483647, 65535, 65535\] at most, not \[2147483648, 1, 1\]"),
+        ((1, 65536), (32,), 0, r"not \[1, 65536, 1\]"),
+        ((1, 1, 65536), (32,), 0, r"not \[1, 1, 65536\]"),
+        ((-1,), (32,), 0, r"not \[-1, 1, 1\]"),
+        ((0, 65536), (32,), 0, r"not \[0, 65536, 1\]"),
+        ((1,), (1, 1, 65), 0, r"a block is \[1024, 1024, 64\] at most, not \[1, 1, 65\]"),
+        ((1,), (-2, -2), 0, r"not \[-2, -2, 1\]"),
+        ((1,), (32,), 65537, "a block has up to 65536 bytes of shared memory, not 65537"),
+        ((1,), (32,), -1, "not -1"),
+    ],
+)
+def test_what_cuda_does_not_launch_is_refused(
+    grid: tuple[int, ...], block: tuple[int, ...], shared: int, complaint: str, tmp_path: Path
+) -> None:
+    kernel = kernel_of(tmp_path, "", x=array("float32"))
+    with pytest.raises(ValueError, match=complaint):
+        kernel(grid, block, np.zeros(1, np.float32), shared=shared)
+    assert not kernel.built
+
+
 def test_other_parameters_than_declared_do_not_compile(tmp_path: Path) -> None:
     path = tmp_path / "kernel.cu"
     path.write_text("__global__ void kernel(const float* x, int n) {}\n", encoding="utf-8")
@@ -297,8 +397,19 @@ def test_the_key_follows_what_is_included(tmp_path: Path) -> None:
     (tmp_path / "inner.cuh").write_text("// two\n", encoding="utf-8")
     assert source.key("facts") != before
     (tmp_path / "inner.cuh").unlink()
-    with pytest.raises(FileNotFoundError, match=r"includes 'inner\.cuh', which is neither beside it nor in"):
+    with pytest.raises(ConfigurationError, match=r"includes 'inner\.cuh', which is neither beside it nor in"):
         source.key("facts")
+
+
+def test_every_header_counts_for_the_identity_of_numerics(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Path] = []
+    monkeypatch.setattr(registry, "digest", lambda sources, *facts: counted.extend(sources) or "")
+    table = BackendOpTable("cupy", device="cpu", dtype="float32")
+    table.bind("sample")
+    table.numerics()
+    headers = set(INCLUDE_FOLDER.rglob("*.cuh"))
+    assert any(header.parent != INCLUDE_FOLDER for header in headers)
+    assert headers <= set(counted)
 
 
 def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,6 +441,21 @@ def finish(process: subprocess.Popen[str]) -> list[int]:
     out, err = process.communicate()
     assert process.returncode == 0, err
     return json.loads(out)
+
+
+def test_a_damaged_library_is_built_anew_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POCKETLLM_CACHE_DIR", str(tmp_path / "cache"))
+
+    def found() -> bool:
+        return kernel_of(tmp_path, "x[threadIdx.x] = 3.0f;", x=array("float32")).build()
+
+    assert [found(), found()] == [False, True]
+    (library,) = (tmp_path / "cache").rglob("kernel.so")
+    content = library.read_bytes()
+    for damage in (b"", content[:100], content[:-1], content[:500] + b"x" + content[501:]):
+        library.unlink()  # this process has it loaded
+        library.write_bytes(damage)
+        assert [found(), found()] == [False, True]
 
 
 def test_processes_that_start_together_build_once(tmp_path: Path) -> None:

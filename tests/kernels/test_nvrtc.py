@@ -13,8 +13,11 @@ from pocketllm.kernels.jit.report_cupy import CAPABILITIES, ops, resources_of, r
 
 ELF = b"\x7fELF"
 
+SPILLING = CAPABILITIES[:3]
+"""What is compiled for every op; the others have as many registers, and take as long."""
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+
+@pytest.mark.parametrize("capability", SPILLING)
 @pytest.mark.parametrize("op", ops())
 def test_every_kernel_compiles_and_spills_nothing(op: str, capability: int) -> None:
     sources = timed_kernels(op)

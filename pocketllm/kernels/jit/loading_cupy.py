@@ -66,13 +66,21 @@ def obstacle(device: str) -> str | None:
     return None
 
 
-def _nvrtc() -> Any:
-    return cupy().cuda.nvrtc
+def nvrtc() -> Any:
+    """CuPy's binding of NVRTC; UnsupportedFeatureError where there is no such library."""
+    found = cupy().cuda.nvrtc
+    try:
+        found.getVersion()
+    except (ImportError, OSError, RuntimeError) as error:  # whichever part of CuPy looks for it
+        raise UnsupportedFeatureError(
+            f"CUDA C is compiled by NVRTC, which CuPy cannot load ({error}): install pocketllm[cuda]"
+        ) from error
+    return found
 
 
 def facts(architecture: str) -> tuple[str, ...]:
     """What machine code depends on, beside the kernel's source."""
-    return "nvrtc {}.{}".format(*_nvrtc().getVersion()), architecture, f"{FLAGS}"
+    return "nvrtc {}.{}".format(*nvrtc().getVersion()), architecture, f"{FLAGS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +104,20 @@ def compile_cubin(source: KernelSource, architecture: str) -> Compiled:
     Raises:
         ConfigurationError: the compiler refuses the code; the message has its own.
     """
-    nvrtc = _nvrtc()
-    program = nvrtc.createProgram(source.translation_unit(), f"{source.name}.cu", (), ())
+    compiler = nvrtc()
+    program = compiler.createProgram(source.translation_unit(), f"{source.name}.cu", (), ())
     try:
-        nvrtc.addNameExpression(program, source.function)
+        compiler.addNameExpression(program, source.function)
         try:
             options = (*FLAGS, f"--gpu-architecture={architecture}", "--ptxas-options=-v")
-            nvrtc.compileProgram(program, options)
-        except nvrtc.NVRTCError as error:
-            log = nvrtc.getProgramLog(program)
+            compiler.compileProgram(program, options)
+        except compiler.NVRTCError as error:
+            log = compiler.getProgramLog(program)
             raise ConfigurationError(f"kernel {source.name} does not compile for {architecture}:\n{log}") from error
-        symbol = nvrtc.getLoweredName(program, source.function)
-        return Compiled(nvrtc.getCUBIN(program), symbol, nvrtc.getProgramLog(program))
+        symbol = compiler.getLoweredName(program, source.function)
+        return Compiled(compiler.getCUBIN(program), symbol, compiler.getProgramLog(program))
     finally:
-        nvrtc.destroyProgram(program)
+        compiler.destroyProgram(program)
 
 
 class DeviceKernel:

@@ -17,11 +17,11 @@ from pocketllm.kernels.checking.arrays_cupy import Adapter, as_stored
 from pocketllm.kernels.checking.comparison import in_storage
 from pocketllm.kernels.contract import OpCall, OpSpec
 from pocketllm.kernels.jit.cuda_source import KernelSource
-from pocketllm.kernels.jit.loading_cupy import compile_cubin, cupy
+from pocketllm.kernels.jit.loading_cupy import compile_cubin, nvrtc
 from pocketllm.kernels.jit.toolchain_cupy import recorded_requests
 from pocketllm.kernels.registry import backends_of, implementation, op_names, spec
 
-cupy()  # as `import` would do it: where it is missing, whoever imports this module learns why
+nvrtc()  # as `import` would do it: where it is missing, whoever imports this module learns why
 
 CAPABILITIES = (75, 80, 90, 100, 120)
 

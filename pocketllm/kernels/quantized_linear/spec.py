@@ -99,7 +99,9 @@ def make_case(rng: np.random.Generator, dims: Dims) -> Case:
 
 
 def error_bound(case: Case, u: float) -> dict[str, npt.NDArray[np.float64]]:
-    """Each of two sums of G terms errs by G + 1 roundings of its size; two additions follow, the reference is rounded.
+    """Each of two sums of G terms errs by G + 1 roundings of its size; two additions follow.
+
+    The result is stored and the reference rounded.
 
     A scale below the normal numbers is rounded by more; a term with one is off by the least normal number at most.
     """
@@ -110,7 +112,7 @@ def error_bound(case: Case, u: float) -> dict[str, npt.NDArray[np.float64]]:
     added = size if bias is None else size + np.abs(bias.astype(np.float64))
     tiny = float(np.finfo(np.float32).tiny) * 255 * BLOCK * len(products)
     out = np.abs(reference(NoScalars(), **case.weights, **case.arrays).astype(np.float64))  # type: ignore[arg-type]
-    return {"out": ACCUMULATION_ROUNDOFF * ((len(products) + 1) * size + 2 * added) + tiny + u * out}
+    return {"out": ACCUMULATION_ROUNDOFF * ((len(products) + 1) * size + 2 * added) + tiny + 2 * u * out}
 
 
 def _bench(rows: int, outputs: int, blocks: int, format: str) -> BenchShape:

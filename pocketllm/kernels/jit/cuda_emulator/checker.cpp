@@ -1,5 +1,5 @@
-// Looks at every access to memory that a kernel makes: is it within what the kernel may use, and is it ordered with
-// every access of another thread to the same byte, where one of them writes?
+// Looks at every access to memory that a kernel makes: is it within what the kernel may use, does its address suit its
+// size, and is it ordered with every access of another thread to the same byte, where one of them writes?
 //
 // The compiler calls in here before each access (-fsanitize=thread, with these functions in place of its library's).
 // Order is what CUDA promises: a block's accesses before a barrier come before those after it, a warp's likewise for
@@ -7,7 +7,11 @@
 // Precise Dynamic Race Detection", 2009); between blocks there is none. Of reads only the last one and the last one of
 // another thread are remembered, so a race with an earlier one can escape; what is reported is a race, whatever order
 // the threads happened to run in.
+//
+// Variables in shared memory lie a little apart (EMULATOR_SHARED_GAP); what reaches over the gap into another is not found.
 #include "checker.hpp"
+
+#include "scheduler.hpp"
 
 #include <cstdlib>
 #include <cstring>
@@ -34,6 +38,7 @@ struct Cell {
 
 constexpr unsigned kMostThreads = 1024;
 constexpr size_t kMostRegions = 256;
+constexpr uint64_t kFar = 64 << 10;  // an access farther from all regions is not told as one past the end of any
 
 const Region* regions;
 size_t region_count;
@@ -56,25 +61,26 @@ bool races(const Access& before, const Access& now, bool shared) {
 
 Actor actor(const Access& access) {
   const Site site{nullptr, 0, access.instruction};
-  return {checker::block_index(access.block - 1), checker::thread_index(access.thread), site, access.writes};
+  return {scheduler::block_index(access.block - 1), scheduler::thread_index(access.thread), site, access.writes};
 }
 
 void report(FaultKind kind, size_t region, uintptr_t address, size_t bytes, const Access& now, const Access& before) {
   Fault fault{};
   fault.kind = kind;
+  fault.address = address;
   fault.region = static_cast<int>(region);
   fault.offset = static_cast<int64_t>(address - regions[region].start);
   fault.bytes = static_cast<int64_t>(bytes);
   fault.first = actor(now);
   fault.second = actor(before);
-  checker::stop(fault);
+  scheduler::stop(fault);
 }
 
 // How far the end of the access lies from the region; 0 where it lies in it.
 uint64_t distance(const Region& region, uintptr_t address, size_t bytes) {
   if (address < region.start) return region.start - address;
-  const uintptr_t end = address + bytes, region_end = region.start + region.bytes;
-  return end > region_end ? end - region_end : 0;
+  const uint64_t end = address - region.start + bytes;
+  return end > region.bytes ? end - region.bytes : 0;
 }
 
 size_t nearest_region(uintptr_t address, size_t bytes) {
@@ -96,16 +102,20 @@ void note(Cell& cell, const Access& now) {
   cell.read = now;
 }
 
-void check(void* pointer, size_t bytes, bool writes, bool atomic, void* caller) {
+// `whole`: the access is one instruction, as a GPU has it too, and not one of a copy by bytes.
+void check(void* pointer, size_t bytes, bool writes, bool atomic, bool whole, void* caller) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
-  if (checker::is_private(address)) return;
-  const unsigned thread = checker::current_thread();
+  if (scheduler::is_private(address, writes)) return;
+  const unsigned thread = scheduler::current_thread();
   const uintptr_t instruction = reinterpret_cast<uintptr_t>(caller) - reinterpret_cast<uintptr_t>(&__ehdr_start) - 1;
   const Access now{block, epoch, known[thread][thread % kWarp], static_cast<uint32_t>(instruction),
                    static_cast<uint16_t>(thread), writes, atomic};
   const size_t at = nearest_region(address, bytes);
   const Region& region = regions[at];
-  if (distance(region, address, bytes) != 0) report(FaultKind::bounds, at, address, bytes, now, now);
+  const uint64_t outside = distance(region, address, bytes);
+  if (outside > kFar + region.bytes) report(FaultKind::nowhere, at, address, bytes, now, now);
+  if (outside != 0) report(FaultKind::bounds, at, address, bytes, now, now);
+  if (whole && address % bytes != 0) report(FaultKind::misaligned, at, address, bytes, now, now);
   if (cells[at] == nullptr) cells[at] = static_cast<Cell*>(std::calloc(region.bytes, sizeof(Cell)));
   if (cells[at] == nullptr) report(FaultKind::memory, at, address, bytes, now, now);
   for (size_t i = 0; i < bytes; ++i) {
@@ -162,21 +172,23 @@ void warp_met(unsigned first_thread, unsigned mask) {
 
 }  // namespace checker
 
-void atomic_access(void* address, size_t bytes) { check(address, bytes, true, true, __builtin_return_address(0)); }
+void atomic_access(void* address, size_t bytes) {
+  check(address, bytes, true, true, true, __builtin_return_address(0));
+}
 
 }  // namespace emulator
 
 // What the compiler calls; see libsanitizer/tsan/tsan_interface.h of GCC.
 
-#define CHECKED_ACCESS(name, bytes, writes)                                               \
-  extern "C" void __tsan_##name(void* address) {                                          \
-    emulator::check(address, bytes, writes, false, __builtin_return_address(0));          \
+#define CHECKED_ACCESS(name, bytes, writes, whole)                                  \
+  extern "C" void __tsan_##name(void* address) {                                    \
+    emulator::check(address, bytes, writes, false, whole, __builtin_return_address(0)); \
   }
-#define CHECKED_SIZE(bytes)                      \
-  CHECKED_ACCESS(read##bytes, bytes, false)      \
-  CHECKED_ACCESS(write##bytes, bytes, true)      \
-  CHECKED_ACCESS(unaligned_read##bytes, bytes, false) \
-  CHECKED_ACCESS(unaligned_write##bytes, bytes, true)
+#define CHECKED_SIZE(bytes)                                  \
+  CHECKED_ACCESS(read##bytes, bytes, false, true)            \
+  CHECKED_ACCESS(write##bytes, bytes, true, true)            \
+  CHECKED_ACCESS(unaligned_read##bytes, bytes, false, false) \
+  CHECKED_ACCESS(unaligned_write##bytes, bytes, true, false)
 
 CHECKED_SIZE(1)
 CHECKED_SIZE(2)
@@ -185,11 +197,23 @@ CHECKED_SIZE(8)
 CHECKED_SIZE(16)
 
 extern "C" void __tsan_read_range(void* address, size_t bytes) {
-  emulator::check(address, bytes, false, false, __builtin_return_address(0));
+  emulator::check(address, bytes, false, false, false, __builtin_return_address(0));
 }
 extern "C" void __tsan_write_range(void* address, size_t bytes) {
-  emulator::check(address, bytes, true, false, __builtin_return_address(0));
+  emulator::check(address, bytes, true, false, false, __builtin_return_address(0));
 }
+
+// What cuda.hpp calls for memcpy, memmove and memset.
+extern "C" void* emulator_copy(void* to, const void* from, size_t bytes) {
+  emulator::check(const_cast<void*>(from), bytes, false, false, false, __builtin_return_address(0));
+  emulator::check(to, bytes, true, false, false, __builtin_return_address(0));
+  return std::memmove(to, from, bytes);
+}
+extern "C" void* emulator_set(void* to, int value, size_t bytes) {
+  emulator::check(to, bytes, true, false, false, __builtin_return_address(0));
+  return std::memset(to, value, bytes);
+}
+
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit() {}

@@ -22,11 +22,4 @@ inline void warp_met(unsigned, unsigned) {}
 
 #endif
 
-// The scheduler's side.
-unsigned current_thread();
-dim3 thread_index(unsigned thread);
-dim3 block_index(uint32_t linear);
-bool is_private(uintptr_t address);  // on the stack of the current thread, or one of the variables that CUDA gives it
-void stop(const Fault& found);     // ends the launch; does not return
-
 }  // namespace emulator::checker

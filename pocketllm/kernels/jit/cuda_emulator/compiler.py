@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
 from pocketllm.errors import ConfigurationError
 from pocketllm.kernels.jit.cuda_emulator.settings import Build
+from pocketllm.kernels.jit.cuda_emulator.shared_variables import GAP, refuse_other_variables, spread
+from pocketllm.kernels.jit.cuda_emulator.tools import output_of
 from pocketllm.kernels.jit.sources import digest
 
 FOLDER = Path(__file__).resolve().parent
 SOURCES = tuple(sorted(path for path in FOLDER.iterdir() if path.suffix in (".cpp", ".hpp")))
 """The emulator's own, part of every kernel's code."""
 
+_LINKED = ("runtime.cpp", "signals.cpp")
+"""Those that are part of every build."""
+
 _MOST_FRAME_BYTES = 128 << 10
-"""Of one function's locals; stacks are sized for it (`kStackBytes` in runtime.cpp), and nothing guards their ends."""
+"""Of one function's locals; stacks and what guards their ends are sized for it (stacks.hpp)."""
 
 _FLAGS = (
     "-std=c++17",
@@ -30,6 +34,9 @@ _FLAGS = (
     "-g1",  # lines, for reports
     "-gdwarf-4",  # of version 5 addr2line takes the files amiss
 )
+_COPIES = ("memcpy", "memmove", "memset")
+"""Functions of which checker.cpp has its own, see cuda.hpp."""
+
 _BUILD_FLAGS: dict[Build, tuple[str, ...]] = {
     "plain": ("-O2",),
     "checked": ("-O1", "-DEMULATOR_CHECKED"),
@@ -38,7 +45,8 @@ _BUILD_FLAGS: dict[Build, tuple[str, ...]] = {
 _KERNEL_FLAGS: dict[Build, tuple[str, ...]] = {
     "plain": (),
     # Functions of this name are called before each access to memory; checker.cpp has them, not the compiler's library.
-    "checked": ("-fsanitize=thread",),
+    # Without scalar replacement a vector is read at once, as on a GPU, which is what its alignment is for.
+    "checked": ("-fsanitize=thread", "-fno-tree-sra", *(f"-fno-builtin-{name}" for name in _COPIES)),
     "address": (),
 }
 
@@ -56,8 +64,10 @@ def version() -> str:
     complaint = obstacle()
     if complaint is not None:
         raise ConfigurationError(complaint)
-    done = subprocess.run(["g++", "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, check=True)
-    return " ".join(["g++", *done.stdout.split(), *_processor_flags()])
+    told = output_of(
+        ["g++", "-dumpfullversion", "-dumpmachine"], "g++, which compiles kernels, does not tell its version"
+    )
+    return " ".join(["g++", *told.split(), *_processor_flags()])
 
 
 @cache
@@ -72,12 +82,12 @@ def _processor_flags() -> tuple[str, ...]:
 
 def common_flags(build: Build) -> tuple[str, ...]:
     """For the emulator's sources and the kernel's."""
-    return _FLAGS + _processor_flags() + _BUILD_FLAGS[build]
+    return (*_FLAGS, f"-DEMULATOR_SHARED_GAP={GAP}", *_processor_flags(), *_BUILD_FLAGS[build])
 
 
 def kernel_flags(build: Build) -> tuple[str, ...]:
     """For the kernel's translation unit, in addition."""
-    return (f"-Werror=frame-larger-than={_MOST_FRAME_BYTES}", *_KERNEL_FLAGS[build])
+    return (f"-Werror=frame-larger-than={_MOST_FRAME_BYTES}", "-Werror=vla", *_KERNEL_FLAGS[build])
 
 
 def facts(build: Build) -> tuple[str, ...]:
@@ -93,15 +103,15 @@ def compile_library(unit: str, name: str, include: Path, build: Build, library: 
     """
     version()
     compile_with = ["g++", *common_flags(build), f"-I{FOLDER}"]
-    sources = [FOLDER / "runtime.cpp"] + ([FOLDER / "checker.cpp"] if build == "checked" else [])
+    sources = [FOLDER / source for source in _LINKED + (("checker.cpp",) if build == "checked" else ())]
+    failure = f"kernel {name} does not compile for the emulator"
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as scratch:
-        (Path(scratch) / "kernel.cpp").write_text(unit, encoding="utf-8")
-        _run([*compile_with, *kernel_flags(build), f"-I{include}", "-c", "kernel.cpp"], scratch, name)
-        _run([*compile_with, "-shared", "kernel.o", *map(str, sources), "-o", "library.so"], scratch, name)
-        os.replace(Path(scratch) / "library.so", library)
-
-
-def _run(command: list[str], folder: str, name: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"kernel {name} does not compile for the emulator:\n{done.stderr.strip()}")
+        folder = Path(scratch)
+        (folder / "kernel.cpp").write_text(unit, encoding="utf-8")
+        output_of([*compile_with, *kernel_flags(build), f"-I{include}", "-S", "kernel.cpp"], failure, folder)
+        assembly = (folder / "kernel.s").read_text(encoding="utf-8")
+        (folder / "kernel.s").write_text(spread(assembly), encoding="utf-8")
+        output_of(["g++", "-c", "kernel.s"], failure, folder)
+        refuse_other_variables(folder / "kernel.o", name)
+        output_of([*compile_with, "-shared", "kernel.o", *map(str, sources), "-o", "library.so"], failure, folder)
+        os.replace(folder / "library.so", library)

@@ -1,5 +1,7 @@
-// The CUDA C++ that kernels are written in, for a host compiler; what it lacks is not emulated: inline PTX, asynchronous
-// copies, tensor cores, textures, grids that synchronise, and waiting for another thread in a loop.
+// The CUDA C++ that kernels are written in, for a host compiler. What it lacks is not emulated: inline PTX, asynchronous
+// copies, tensor cores, textures, grids that synchronise, waiting for another thread in a loop. Variables in device
+// memory (`__device__` and `static` ones that are not constant) are refused. The bounds of constants and of a thread's
+// own variables are not checked.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -13,8 +15,16 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
-#define __shared__ static  // blocks run one after another
+// Blocks run one after another. Nothing else in a library is local to the host's thread, so that these variables are
+// found by it, whatever function or file they are declared in.
+#define __shared__ static __thread
 #define __constant__ static const
+
+#ifdef EMULATOR_CHECKED
+extern "C" void* memcpy(void*, const void*, size_t) noexcept __asm__("emulator_copy");
+extern "C" void* memmove(void*, const void*, size_t) noexcept __asm__("emulator_copy");
+extern "C" void* memset(void*, int, size_t) noexcept __asm__("emulator_set");
+#endif
 
 #define DYNAMIC_SHARED(type, name) type* const name = reinterpret_cast<type*>(emulator::dynamic_shared)
 
@@ -65,6 +75,14 @@ inline T shuffle(unsigned mask, T value, int source, Site site) {
   return result;
 }
 
+// Results of other widths, and of distances that leave the warp, are undefined.
+inline void check_shuffle(unsigned distance, int width, Site site) {
+  if (width < 1 || width > static_cast<int>(kWarp) || (width & (width - 1)) != 0) {
+    refuse_shuffle(FaultKind::width, width, site);
+  }
+  if (distance >= kWarp) refuse_shuffle(FaultKind::distance, static_cast<int>(distance), site);
+}
+
 // Fibers change hands at meeting points only, so that a plain operation is atomic.
 template <typename T, typename Operation>
 __attribute__((noinline, no_sanitize("thread"))) T update(T* address, Operation operation) {
@@ -89,24 +107,29 @@ inline int __all_sync(unsigned mask, int predicate, POCKETLLM_SITE) {
   return emulator::vote(mask, predicate != 0, site) == mask;
 }
 
-// Lanes are divided into groups of `width`, a power of two. A source beyond the group is the lane itself.
+// Lanes are divided into groups of `width`. A source beyond the group is the lane itself; the one that __shfl_sync
+// names is taken modulo `width`.
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, POCKETLLM_SITE) {
+  emulator::check_shuffle(0, width, site);
   const int group = emulator::lane_index() & ~(width - 1);
   return emulator::shuffle(mask, value, group | (source & (width - 1)), site);
 }
 template <typename T>
 inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, POCKETLLM_SITE) {
+  emulator::check_shuffle(static_cast<unsigned>(lanes), width, site);
   const int lane = emulator::lane_index(), source = lane ^ lanes;
   return emulator::shuffle(mask, value, source < (lane | (width - 1)) + 1 ? source : lane, site);
 }
 template <typename T>
 inline T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32, POCKETLLM_SITE) {
+  emulator::check_shuffle(lanes, width, site);
   const int lane = emulator::lane_index(), source = lane - static_cast<int>(lanes);
   return emulator::shuffle(mask, value, source >= (lane & ~(width - 1)) ? source : lane, site);
 }
 template <typename T>
 inline T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32, POCKETLLM_SITE) {
+  emulator::check_shuffle(lanes, width, site);
   const int lane = emulator::lane_index(), source = lane + static_cast<int>(lanes);
   return emulator::shuffle(mask, value, source <= (lane | (width - 1)) ? source : lane, site);
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 import struct
-import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 
 from pocketllm.kernels.jit.cuda_emulator.faults import Fault, Memory, error_of
 from pocketllm.kernels.jit.cuda_emulator.settings import Build
+from pocketllm.kernels.jit.cuda_emulator.shared_variables import shared_variables
 from pocketllm.kernels.jit.cuda_source import KernelSource
 
 _REGION = struct.Struct("@QNi4x")
@@ -22,20 +23,35 @@ _REGION = struct.Struct("@QNi4x")
 _LAUNCH = "emulator_launch"
 
 
+class _Stacks(ctypes.Structure):
+    """``Stacks`` of stacks.hpp."""
+
+    _fields_ = [("memory", ctypes.c_void_p), ("count", ctypes.c_uint64)]
+
+
+_STACKS = _Stacks()
+_LAUNCHING = threading.Lock()
+"""A library keeps its state in variables, whoever has loaded it; stacks and handlers of signals are the process's."""
+
+
 class EmulatedKernel:
-    """A kernel in a library that `compile_library` made. Launches take turns."""
+    """A kernel in a library that `compile_library` made. Launches of a process take turns."""
 
     def __init__(self, source: KernelSource, library: Path, build: Build) -> None:
         self._source = source
         self._library = library
         self._copies = build == "address"
-        self._lock = threading.Lock()
         self._values = struct.Struct("@" + "".join(parameter.packing for parameter in source.parameters.values()))
         self._launch = getattr(ctypes.CDLL(str(library)), _LAUNCH)
-        self._launch.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
+        buffers = [ctypes.c_char_p] * 3
+        self._launch.argtypes = [*buffers, ctypes.c_size_t, ctypes.c_uint64, ctypes.POINTER(_Stacks), ctypes.c_int]
         self._launch.restype = ctypes.POINTER(Fault)
-        address = ctypes.cast(self._launch, ctypes.c_void_p).value or 0
-        self._shared, self._shared_regions = _shared_variables(library, address)
+        variables = shared_variables(library)
+        self._shared = [Memory(f"shared variable {variable.name}", variable.nbytes) for variable in variables]
+        # A region starts at the offset until the library, which knows from where on, has placed it.
+        self._shared_regions = b"".join(
+            _REGION.pack(variable.offset % 2**64, variable.nbytes, 1) for variable in variables
+        )
 
     def launch(
         self, grid: Sequence[int], block: Sequence[int], shared: int, arguments: Sequence[Any], seed: int
@@ -49,7 +65,8 @@ class EmulatedKernel:
             seed: see `Emulation.seed`.
 
         Raises:
-            KernelFaultError: the kernel broke a rule of CUDA.
+            KernelFaultError: the kernel broke a rule of CUDA, or crashed.
+            KeyboardInterrupt: there was an interrupt from the keyboard.
         """
         given = arguments
         if self._copies:  # each in memory of its own, so that AddressSanitizer knows where it ends
@@ -69,8 +86,9 @@ class EmulatedKernel:
         regions = b"".join([*own, self._shared_regions, _REGION.pack(0, shared, 1)])
         values = self._values.pack(*(_value(argument) for argument in given))
         sizes = struct.pack("@6I", *grid, *block)
-        with self._lock:
-            fault = self._launch(sizes, values, regions, len(regions) // _REGION.size, seed)
+        with _LAUNCHING:
+            count = len(regions) // _REGION.size
+            fault = self._launch(sizes, values, regions, count, seed, _STACKS, _is_interruptible())
             if fault:
                 named = [Memory(f"argument {name}", array.nbytes, array.itemsize) for name, array in arrays.items()]
                 memories = [*named, *self._shared, Memory("the dynamic shared memory", shared)]
@@ -83,15 +101,7 @@ def _value(argument: Any) -> Any:
     return 0 if argument is None else argument
 
 
-def _shared_variables(library: Path, launch_address: int) -> tuple[tuple[Memory, ...], bytes]:
-    """A kernel's own shared variables, and their regions: what is static in a function (see cuda.hpp)."""
-    command = ["nm", "--demangle", "--print-size", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    symbols = [fields for line in done.stdout.splitlines() if len(fields := line.split(maxsplit=3)) == 4]
-    base = next(launch_address - int(start, 16) for start, _, _, symbol in symbols if symbol == _LAUNCH)
-    memories, regions = [], b""
-    for start, size, kind, symbol in symbols:
-        if kind in "bBdD" and ")::" in symbol and not symbol.startswith("emulator::"):
-            memories.append(Memory(f"shared variable {symbol.rpartition('::')[2]}", int(size, 16)))
-            regions += _REGION.pack(base + int(start, 16), int(size, 16), 1)
-    return tuple(memories), regions
+def _is_interruptible() -> bool:
+    """Whether an interrupt from the keyboard would raise KeyboardInterrupt in this thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -4,14 +4,22 @@
 // CUDA; with a seed it is drawn anew each time, so that a kernel which relies on an order gives itself away.
 #include "runtime.hpp"
 
-#include <sys/mman.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
 #include "checker.hpp"
 #include "fiber.hpp"
+#include "scheduler.hpp"
+#include "signals.hpp"
+#include "stacks.hpp"
+
+#ifdef __SANITIZE_ADDRESS__
+extern "C" void __asan_poison_memory_region(const volatile void* start, size_t bytes);
+#endif
+
+extern "C" const char __ehdr_start;  // where this library lies in memory, by the linker
+extern "C" __attribute__((visibility("hidden"))) const char _GLOBAL_OFFSET_TABLE_;  // and where its constants end
 
 // Kernels see them as constants.
 dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -19,12 +27,12 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 
 char* dynamic_shared;
+__thread char shared_anchor;  // the variables in shared memory lie around it, see cuda.hpp
 
 namespace {
 
 constexpr unsigned kMostThreads = 1024;
-constexpr size_t kStackBytes = 256 << 10;  // twice the frames that the compiler lets pass; untouched pages cost nothing
-constexpr int kPoison = 0xff;              // NaN in every format, -1 in integers
+constexpr int kPoison = 0xff;  // NaN in every format, -1 in integers
 
 enum class State { ready, at_barrier, at_warp, returned };
 
@@ -44,9 +52,8 @@ constexpr int kVotes = -1;
 
 Thread threads[kMostThreads];
 unsigned thread_count, running;
-char* stack_memory;
-unsigned stack_count;
-Fiber scheduler;
+const Stacks* stacks;
+Fiber host;  // where the scheduler runs
 Fault fault;
 const uint64_t* arguments;
 uint64_t random_state;  // 0: threads run in order
@@ -87,45 +94,37 @@ void fill_order(unsigned* order, unsigned count) {
   }
 }
 
-// Memory for that many stacks, kept from launch to launch; null where there is none.
-char* stacks(unsigned count) {
-  if (count > stack_count) {
-    if (stack_memory != nullptr) munmap(stack_memory, stack_count * kStackBytes);
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* mapped = mmap(nullptr, count * kStackBytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    stack_memory = mapped == MAP_FAILED ? nullptr : static_cast<char*>(mapped);
-    stack_count = stack_memory == nullptr ? 0 : count;
-  }
-  return stack_memory;
-}
-
 void wait(State state, Site site) {
   Thread& self = threads[running];
   self.state = state;
   self.site = site;
-  self.fiber.switch_to(scheduler);
+  self.fiber.switch_to(host);
 }
 
 void thread_entry() {
-  Fiber::entered(scheduler);
+  Fiber::entered(host);
   run_thread(arguments);
   threads[running].state = State::returned;
-  threads[running].fiber.switch_to(scheduler, true);
+  threads[running].fiber.switch_to(host, true);
 }
 
-void start_threads(char* stack) {
+void start_threads() {
   for (unsigned i = 0; i < thread_count; ++i) {
     Thread& thread = threads[i];
     thread.index = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y));
     thread.state = State::ready;
-    thread.fiber.prepare(stack + i * kStackBytes, kStackBytes, thread_entry);
+    thread.fiber.prepare(stacks->stack(i), kStackBytes, thread_entry);
   }
 }
 
 bool resume(unsigned i) {
   running = i;
   threadIdx = threads[i].index;
-  scheduler.switch_to(threads[i].fiber);
+  if (signals::interrupted()) {
+    report(FaultKind::interrupt, threads[i], threads[i]);
+    return false;
+  }
+  host.switch_to(threads[i].fiber);
   return fault.kind == FaultKind::none;
 }
 
@@ -233,19 +232,29 @@ bool run_block() {
   }
 }
 
+void place_shared_variables(Region* regions, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (!regions[i].shared) continue;
+    regions[i].start += reinterpret_cast<uintptr_t>(&shared_anchor);
+#ifdef __SANITIZE_ADDRESS__
+    __asan_poison_memory_region(reinterpret_cast<char*>(regions[i].start + regions[i].bytes), EMULATOR_SHARED_GAP);
+#endif
+  }
+}
+
 void poison(const Region* regions, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     if (regions[i].shared) std::memset(reinterpret_cast<void*>(regions[i].start), kPoison, regions[i].bytes);
   }
 }
 
-void run_grid(const Region* regions, size_t count, char* stack) {
+void run_grid(const Region* regions, size_t count) {
   for (unsigned z = 0; z < gridDim.z; ++z) {
     for (unsigned y = 0; y < gridDim.y; ++y) {
       for (unsigned x = 0; x < gridDim.x; ++x) {
         blockIdx = dim3(x, y, z);
         poison(regions, count);
-        start_threads(stack);
+        start_threads();
         checker::block_starts();
         if (!run_block()) return;
       }
@@ -265,7 +274,7 @@ uint64_t exchange(unsigned mask, uint64_t value, int source, Site site) {
   if ((mask >> lane_index() & 1) == 0) {
     self.site = site;
     report(FaultKind::lane_outside, self, self, static_cast<int>(lane_index()));
-    self.fiber.switch_to(scheduler, true);
+    self.fiber.switch_to(host, true);
   }
   wait(State::at_warp, site);
   return self.result;
@@ -277,21 +286,36 @@ unsigned vote(unsigned mask, bool predicate, Site site) {
 
 unsigned lane_index() { return running % kWarp; }
 
-namespace checker {
+void refuse_shuffle(FaultKind kind, int given, Site site) {
+  Thread& self = threads[running];
+  self.site = site;
+  report(kind, self, self, given);
+  self.fiber.switch_to(host, true);
+}
+
+namespace scheduler {
 
 unsigned current_thread() { return running; }
 
-bool is_private(uintptr_t address) {
+Actor current() { return {blockIdx, threads[running].index, {nullptr, 0, 0}, 0}; }
+
+bool is_private(uintptr_t address, bool writes) {
   if (threads[running].fiber.has_on_stack(address)) return true;
+  if (writes) return false;
   for (const dim3* index : {&threadIdx, &blockIdx, &blockDim, &gridDim}) {
     if (address - reinterpret_cast<uintptr_t>(index) < sizeof(dim3)) return true;
   }
-  return address - reinterpret_cast<uintptr_t>(&dynamic_shared) < sizeof dynamic_shared;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(&__ehdr_start);
+  return address - start < reinterpret_cast<uintptr_t>(&_GLOBAL_OFFSET_TABLE_) - start;
 }
+
+bool runs_thread(uintptr_t stack_pointer) { return stacks->contain(stack_pointer); }
+
+bool is_past_stack(uintptr_t address) { return stacks->guard(address); }
 
 void stop(const Fault& found) {
   fault = found;
-  threads[running].fiber.switch_to(scheduler, true);
+  threads[running].fiber.switch_to(host, true);
 }
 
 dim3 thread_index(unsigned thread) { return threads[thread].index; }
@@ -300,26 +324,30 @@ dim3 block_index(uint32_t linear) {
   return dim3(linear % gridDim.x, linear / gridDim.x % gridDim.y, linear / (gridDim.x * gridDim.y));
 }
 
-}  // namespace checker
+}  // namespace scheduler
 }  // namespace emulator
 
 // Runs a kernel; null, or what it did wrong. `regions` is the memory that it may use, its arguments, its own variables
-// and at last its dynamic shared memory, whose address is filled in.
+// in shared memory and at last its dynamic shared memory, whose address is filled in.
 extern "C" __attribute__((visibility("default"))) const emulator::Fault* emulator_launch(
-    const dim3* grid_and_block, const uint64_t* arguments, emulator::Region* regions, size_t count, uint64_t seed) {
+    const dim3* grid_and_block, const uint64_t* arguments, emulator::Region* regions, size_t count, uint64_t seed,
+    emulator::Stacks* stacks, int interruptible) {
   using namespace emulator;
   gridDim = grid_and_block[0];
   blockDim = grid_and_block[1];
   thread_count = blockDim.x * blockDim.y * blockDim.z;
   emulator::arguments = arguments;
+  emulator::stacks = stacks;
   random_state = seed;
   fault = Fault{};
+  place_shared_variables(regions, count - 1);
   Region& dynamic = regions[count - 1];
   dynamic_shared = static_cast<char*>(std::malloc(dynamic.bytes + (dynamic.bytes == 0)));  // never null for nothing
   dynamic.start = reinterpret_cast<uintptr_t>(dynamic_shared);
-  char* stack = stacks(thread_count);
-  if (stack != nullptr && dynamic_shared != nullptr && checker::launch_starts(regions, count)) {
-    run_grid(regions, count, stack);
+  if (stacks->grow(thread_count) && dynamic_shared != nullptr && checker::launch_starts(regions, count)) {
+    signals::launch_starts(interruptible != 0);
+    run_grid(regions, count);
+    signals::launch_ends();
     checker::launch_ends();
   } else {
     fault.kind = FaultKind::memory;

@@ -27,21 +27,26 @@ struct Actor {
   int writes;
 };
 
-enum class FaultKind : int { none, memory, barrier, lane_missing, lane_outside, source_outside, bounds, race };
+enum class FaultKind : int {
+  none, memory, barrier, lane_missing, lane_outside, source_outside, bounds, race, misaligned, nowhere, width, distance,
+  crash, stack, interrupt
+};
 
 struct Fault {
   FaultKind kind;
   unsigned mask;  // of a warp operation
-  int lane;       // of a warp operation: the one that is missing or read
+  int lane;       // of a warp operation: the one that is missing or read; of `width` and `distance`: what was given
   int region;     // of an access: its place in the list of `Region`s
+  int signal;     // of a crash
   int64_t offset; // of an access: bytes from the start of the region
   int64_t bytes;  // of an access
+  uint64_t address;  // of an access nowhere, and of a crash that has one
   Actor first, second;
 };
 
 // Memory that a kernel may use.
 struct Region {
-  uintptr_t start;
+  uintptr_t start;  // of the variables in shared memory, until the launch: from `shared_anchor` on
   size_t bytes;
   int shared;  // each block has its own
 };
@@ -54,6 +59,7 @@ void barrier(Site site);
 uint64_t exchange(unsigned mask, uint64_t value, int source, Site site);
 unsigned vote(unsigned mask, bool predicate, Site site);
 unsigned lane_index();
+void refuse_shuffle(FaultKind kind, int given, Site site);  // does not return
 
 #ifdef EMULATOR_CHECKED
 void atomic_access(void* address, size_t bytes);

@@ -15,8 +15,9 @@ class Emulation:
     """How kernels run.
 
     Attributes:
-        build: ``plain``; ``checked``, which reports accesses out of bounds and races; ``address``, for a process with
-            AddressSanitizer's library in it (``LD_PRELOAD=$(g++ -print-file-name=libasan.so)``).
+        build: ``plain``; ``checked``, which reports races and accesses that are out of bounds or misaligned;
+            ``address``, for a process with AddressSanitizer's library in it
+            (``LD_PRELOAD=$(g++ -print-file-name=libasan.so)``).
         seed: of the order in which lanes and warps get their turn; 0 is their own order.
     """
 
