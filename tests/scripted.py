@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pocketllm.checkpoint.template import ChatTemplate
 from pocketllm.checkpoint.tokenizer import Tokenizer
@@ -12,6 +12,7 @@ from pocketllm.engine.engine import Engine
 from pocketllm.engine.prefix_keys import PrefixKeys
 from pocketllm.engine.sampler import SamplingDefaults
 from pocketllm.engine.scheduler import Scheduler
+from pocketllm.models.rotary import Rotary
 from pocketllm.runtimes.base import RuntimeOptions
 from pocketllm.runtimes.null_runtime import NullRuntime, Script
 from pocketllm.types import Capabilities
@@ -28,7 +29,8 @@ class ScriptedConfig:
     model_type: str = "scripted"
     hidden_size: int = 8
     context_length: int = 4096
-    eos_token_ids: tuple[int, ...] = field(default=())
+    eos_token_ids: tuple[int, ...] = ()
+    rotaries: tuple[Rotary, ...] = ()
 
 
 def _printable_bytes() -> dict[int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -19,7 +19,9 @@ from pocketllm.errors import ConfigurationError, UnsupportedFeatureError
 from pocketllm.kernels.checking.arrays import Backend, Mode, backend, backend_names
 from pocketllm.kernels.checking.comparison import scalars_of
 from pocketllm.kernels.checking.discovery import obstacle
-from pocketllm.kernels.contract import BenchShape, OpSpec
+from pocketllm.kernels.checking.files import implementation_in
+from pocketllm.kernels.contract import BenchShape, Implementation, OpSpec
+from pocketllm.kernels.overriding import check_overrides, requested_overrides
 from pocketllm.kernels.registry import check_op_names, op_names, spec
 
 NAME = "ops"
@@ -40,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="where they compute (default: each backend's own choice)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of activations")
     parser.add_argument("--repeat", type=arguments.positive, default=REPEAT, help="runs of each; medians count")
+    parser.add_argument(
+        "--file", metavar="PATH.py", help="also an implementation that lies elsewhere, for one op and one backend"
+    )
     report.add_output_arguments(parser)
 
 
@@ -61,10 +66,12 @@ def run(given: argparse.Namespace) -> int:
     check_op_names(given.op)
     circumstances = Circumstances()
     backends, skipped = _timed_backends(given)
+    own = None if given.file is None else _own(given, backends)
     with limits.start(usable_cores()) as meter:
         readings = [meter.call("measure")]
         ops = {
-            op: list(_op_figures(op, backends, given)) for op in tqdm(given.op or op_names(), leave=False, disable=None)
+            op: list(_op_figures(op, backends, given, own))
+            for op in tqdm(given.op or op_names(), leave=False, disable=None)
         }
         readings.append(meter.call("measure"))
     record = {
@@ -78,7 +85,7 @@ def run(given: argparse.Namespace) -> int:
             if name in readings[0]
         },
         "skipped": skipped,
-        "devices": {found.name: found.device for found in backends},
+        "devices": {found.name: found.device for found in backends} | ({own.name: own.backend.device} if own else {}),
         "ops": ops,
     }
     report.publish(record, markdown, given)
@@ -104,10 +111,34 @@ def _timed_backends(given: argparse.Namespace) -> tuple[list[Backend], dict[str,
     return found, skipped
 
 
+@dataclass(frozen=True)
+class _Own:
+    """An implementation of the user's own: its file, and the backend whose arrays it gets."""
+
+    name: str
+    backend: Backend
+    implementation: Implementation
+
+
+def _own(given: argparse.Namespace, backends: Sequence[Backend]) -> _Own:
+    """The implementation of ``--file``, once it is known to be right: how fast a wrong one is says nothing."""
+    asked: list[str] = given.backend or []
+    names = [name for name in asked if name != BASELINE] or asked
+    if len(given.op) != 1 or len(names) != 1:
+        raise ConfigurationError("--file is an implementation of one op for one backend: name the op and --backend")
+    found = next((one for one in backends if one.name == names[0]), None)
+    if found is None:
+        raise ConfigurationError(f"--file is for backend {names[0]}, which cannot be timed here")
+    override = requested_overrides({given.op[0]: implementation_in(given.file)})
+    check_overrides(override, found.name, device=found.device, dtype=given.dtype)
+    return _Own(given.file, found, override[given.op[0]])
+
+
 @dataclass
 class _Contender:
-    """One backend's bound op with its arguments, and the seconds a call that each run took."""
+    """A bound op with its arguments, under its backend's or its file's name, and the seconds a call of each run."""
 
+    name: str
     backend: Backend
     call: Callable[[], Any]
     calls: int = 1
@@ -133,29 +164,35 @@ class _Contender:
         return time.perf_counter() - start
 
 
-def _op_figures(op: str, backends: Sequence[Backend], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _op_figures(
+    op: str, backends: Sequence[Backend], given: argparse.Namespace, own: _Own | None
+) -> Iterator[dict[str, Any]]:
     """The figures of each size at which the op is timed; the backends take turns."""
     contract, mode = spec(op), Mode(given.dtype, given.dtype)
-    able = [found for found in backends if obstacle(op, found.name) is None]
+    able: list[tuple[str, Backend, Mapping[str, Implementation]]]
+    able = [(found.name, found, {}) for found in backends if obstacle(op, found.name) is None]
+    able += [] if own is None else [(own.name, own.backend, {op: own.implementation})]
     for shape in contract.bench:
         contenders, refused = [], {}
-        for found in able:
+        for name, found, overrides in able:
             try:
-                contenders.append(_Contender(found, _bound_call(contract, shape, found, mode)))
+                contenders.append(_Contender(name, found, _bound_call(contract, shape, found, mode, overrides)))
                 contenders[-1].warm_up()
             except UnsupportedFeatureError as reason:
-                refused[found.name] = str(reason)
+                refused[name] = str(reason)
         for round_number in range(given.repeat):
             first = round_number % max(len(contenders), 1)
             for contender in contenders[first:] + contenders[:first]:
                 contender.run()
-        figures = {contender.backend.name: _figures(contender, shape, mode) for contender in contenders}
+        figures = {contender.name: _figures(contender, shape, mode) for contender in contenders}
         yield {"sizes": shape.dims, "bytes": shape.nbytes, "operations": shape.operations, "backends": figures} | (
             {"refused": refused} if refused else {}
         )
 
 
-def _bound_call(contract: OpSpec, shape: BenchShape, found: Backend, mode: Mode) -> Callable[[], Any]:
+def _bound_call(
+    contract: OpSpec, shape: BenchShape, found: Backend, mode: Mode, overrides: Mapping[str, Implementation]
+) -> Callable[[], Any]:
     """A call of the op as a step makes it: all arrays are there, those to write to as well."""
     case = contract.make_case(np.random.default_rng(0), shape.dims)
     operands = {operand.name: operand for operand in contract.operands}
@@ -164,7 +201,7 @@ def _bound_call(contract: OpSpec, shape: BenchShape, found: Backend, mode: Mode)
         name: array if operands[name].host else found.put(array, mode.dtype_of(operands[name]))
         for name, array in case.arrays.items()
     }
-    bound = found.table(mode).bind(contract.name, weights, **scalars_of(case))
+    bound = found.table(mode, overrides).bind(contract.name, weights, **scalars_of(case))
     result = bound(**arrays)
     outputs = contract.operands_of("output")
     results = result if isinstance(result, tuple) else (result,) if outputs else ()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import shlex
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
 from pocketllm.errors import ConfigurationError, UnsupportedFeatureError
 from pocketllm.kernels.checking.arrays import Backend, Mode, backend, backend_names
-from pocketllm.kernels.checking.cases import check_cases, drawn_cases
+from pocketllm.kernels.checking.cases import WIDEST_EMULATED, check_cases, drawn_cases
 from pocketllm.kernels.checking.discovery import modes_of, obstacle
+from pocketllm.kernels.checking.files import implementation_in
 from pocketllm.kernels.overriding import requested_overrides
 from pocketllm.kernels.registry import check_op_names, op_names, spec
 
@@ -26,7 +24,7 @@ def check_all(given: argparse.Namespace, out: TextIO) -> int:
         1 where an implementation is wrong or nothing could be checked, else 0.
 
     Raises:
-        ConfigurationError: there is no such op, backend, dtype or file.
+        ConfigurationError: there is no such op, backend or dtype, or the file is no implementation.
         UnsupportedFeatureError: a backend that was asked for by name cannot run here.
     """
     check_op_names(given.op)
@@ -34,7 +32,8 @@ def check_all(given: argparse.Namespace, out: TextIO) -> int:
     checked = wrong = 0
     for op, found, mode in _work(given, out, foreign=override is not None):
         numbers = range(given.cases) if given.case is None else (given.case,)
-        report = check_cases(op, found, mode, drawn_cases(spec(op), given.seed, numbers), override=override)
+        cases = drawn_cases(spec(op), given.seed, numbers, emulated=found.emulator is not None)
+        report = check_cases(op, found, mode, cases, override=override)
         out.write(f"{op:<18} {found.name:<8} {mode!s:<22} {report}\n")
         if report.failure is not None:
             out.write(f"    {report.failure.error}\n")
@@ -48,24 +47,35 @@ def check_all(given: argparse.Namespace, out: TextIO) -> int:
 
 
 def _work(given: argparse.Namespace, out: TextIO, *, foreign: bool) -> Iterator[tuple[str, Backend, Mode]]:
-    """What is to be checked; a backend that cannot be is told of."""
+    """What is to be checked; a backend that cannot be is told of, and one that is checked on less."""
+    for found in _backends(given, out):
+        modes = [mode for mode in found.modes if given.dtype in (None, str(mode))]
+        if found.emulator is not None and modes:
+            out.write(f"{'':<18} {found.name:<8} on sizes to {WIDEST_EMULATED}: its kernels run in {found.emulator}\n")
+        for op in dict.fromkeys(given.op) or op_names():
+            lacks = None if foreign else obstacle(op, found.name)
+            if lacks is None:
+                yield from ((op, found, mode) for mode in modes_of(op, found) if mode in modes)
+            elif given.op:
+                out.write(f"{op:<18} {found.name:<8} not checked: {lacks}\n")
+
+
+def _backends(given: argparse.Namespace, out: TextIO) -> list[Backend]:
+    """Those that can be checked here, one at least of them in the dtype that was asked for."""
+    found = []
     for name in backend_names() if given.backend is None else (given.backend,):
         try:
-            found = backend(name, given.device)
+            found.append(backend(name, given.device))
         except UnsupportedFeatureError as reason:
             if given.backend is not None:
                 raise
             out.write(f"{'':<18} {name:<8} not checked: {reason}\n")
-            continue
-        modes = [mode for mode in found.modes if given.dtype in (None, str(mode))]
-        if not modes and given.backend is not None:
-            raise ConfigurationError(f"dtype is {given.dtype!r}: {name} has {', '.join(map(str, found.modes))}")
-        for op in given.op or op_names():
-            lacks = None if foreign else obstacle(op, name)
-            if lacks is None:
-                yield from ((op, found, mode) for mode in modes_of(op, found) if mode in modes)
-            elif given.op:
-                out.write(f"{op:<18} {name:<8} not checked: {lacks}\n")
+    known = [str(mode) for one in found for mode in one.modes]
+    if found and given.dtype is not None and given.dtype not in known:
+        raise ConfigurationError(
+            f"dtype is {given.dtype!r}: {' or '.join(one.name for one in found)} has {', '.join(dict.fromkeys(known))}"
+        )
+    return found
 
 
 def _again(given: argparse.Namespace, op: str, found: Backend, mode: Mode, number: int) -> str:
@@ -79,14 +89,8 @@ def _override(given: argparse.Namespace) -> ModuleType:
     """The module of ``--file``."""
     if len(given.op) != 1 or given.backend is None:
         raise ConfigurationError("--file is an implementation of one op for one backend: name the op and --backend")
-    path = Path(given.file)
-    found = importlib.util.spec_from_file_location(f"impl_{given.backend}_from_file", path)
-    if found is None or found.loader is None or not path.is_file():
-        raise ConfigurationError(f"{given.file} is no Python file: give a path that ends in .py")
     # The backend's adapter decides how its packages are loaded, which importing the file does.
     backend(given.backend, given.device)
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
+    module = implementation_in(given.file)
     requested_overrides({given.op[0]: module})
     return module

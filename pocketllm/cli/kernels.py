@@ -7,6 +7,7 @@ import sys
 from typing import cast
 
 from pocketllm.cli.parser import CommandParser
+from pocketllm.errors import ConfigurationError
 
 NAME = "kernels"
 HELP = "List, check and time kernels, and show what compiled ones take."
@@ -30,9 +31,12 @@ def run(given: argparse.Namespace) -> int:
     """Do what the action says.
 
     Raises:
-        ConfigurationError: there is no such op, backend, dtype or file.
+        ConfigurationError: there is no such op, backend or dtype, a file is no implementation, or there is no standard
+            output.
         UnsupportedFeatureError: a backend that was asked for by name cannot run here.
     """
+    if sys.stdout is None:
+        raise ConfigurationError("standard output is closed, and results are written there: give it a file or a pipe")
     status: int = given.action(given)
     return status
 
@@ -60,9 +64,10 @@ def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", metavar="NAME", help="only this backend")
     parser.add_argument("--device", metavar="NAME", help="where it computes (default: the backend's own choice)")
     parser.add_argument("--dtype", metavar="NAME", help="only this dtype, such as float32")
-    parser.add_argument("--cases", type=_count, default=50, metavar="N", help="how many cases (default 50)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--cases", type=_positive, default=50, metavar="N", help="how many cases (default 50)")
+    which.add_argument("--case", type=_count, metavar="I", help="only case I of the seed, from 0")
     parser.add_argument("--seed", type=_count, default=0, metavar="N", help="what they are drawn from (default 0)")
-    parser.add_argument("--case", type=_count, metavar="I", help="only case I of that seed, from 0")
     parser.add_argument(
         "--file", metavar="PATH.py", help="an implementation that lies elsewhere, for one op and one backend"
     )
@@ -71,6 +76,12 @@ def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from 0")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not _count(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from 1")
     return int(text)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -126,6 +128,7 @@ class BackendOpTable(OpTable):
         self._overrides = dict(overrides or {})
         self._identities = {op: _identity(override) for op, override in self._overrides.items()}
         self._bound: set[str] = set()
+        self._composed: set[str] = set()
 
     def bind(self, op: str, weights: Arrays | None = None, **scalars: Any) -> BoundOp:
         """See `OpTable.bind`."""
@@ -135,10 +138,14 @@ class BackendOpTable(OpTable):
         given = _checked_weights(contract, weights or {})
         call = OpCall(values, given, device=self.device, dtype=self.dtype, cache_dtype=self.cache_dtype)
         if contract.compose is not None and not self._has_whole(contract, call):
+            self._composed.add(op)
             return contract.compose(self, values, given)
-        found = self._override(op, call) if op in self._overrides else select(op, self.backend, call)
+        if op in self._overrides:
+            bound = _bound_override(op, self._overrides[op], call)
+        else:
+            bound = select(op, self.backend, call).bind(call)
         self._bound.add(op)
-        return found.bind(call)
+        return bound
 
     def resolve(self, op: str, weights: Arrays) -> str:
         """The op that binding `op` to these weights means."""
@@ -158,29 +165,19 @@ class BackendOpTable(OpTable):
             )
 
     def numerics(self) -> str:
-        """A digest of the sources of all implementations bound so far, overrides included.
+        """A digest of the sources of all implementations bound so far, overrides and compositions included.
 
-        An override that is no module may carry what its source does not show, so no two tables agree on one.
+        An override that is no module of this package may compute what no file shows, so no two tables agree on one.
         """
         own = sorted(self._bound - self._overrides.keys())
         replaced = sorted(self._bound & self._overrides.keys())
         sources = {source for op in own for source in self._sources(op)}
+        sources |= {source for op in self._composed for source in python_sources(f"pocketllm.kernels.{op}.spec")}
         facts = (f"{op}: {self._identities[op]}" for op in replaced)
         return digest(sorted(sources), *own, *facts)
 
     def _sources(self, op: str) -> Iterable[Path]:
-        yield from python_sources(f"pocketllm.kernels.{op}.impl_{self.backend}")
-        others = [path for path in (_FOLDER / op).glob(f"impl_{self.backend}.*") if path.suffix != ".py"]
-        yield from others
-        # What is not Python may include any of the headers.
-        yield from _FOLDER.glob("*.cuh") if others else ()
-
-    def _override(self, op: str, call: OpCall) -> Implementation:
-        override = self._overrides[op]
-        reason = override.supports(call)
-        if reason is not None:
-            raise UnsupportedFeatureError(f"the override of {op!r} cannot run it here: {reason}")
-        return override
+        return _module_sources(f"{__package__}.{op}.impl_{self.backend}")
 
     def _has_whole(self, contract: OpSpec, call: OpCall) -> bool:
         """Whether a composite is bound as one."""
@@ -220,16 +217,59 @@ def _not_to_be_called(*arrays: Any, **named: Any) -> Any:
     raise TypeError("a composition calls its parts when it is called, not when it is bound")
 
 
+def _bound_override(op: str, override: Implementation, call: OpCall) -> BoundOp:
+    """A user's own implementation, bound.
+
+    Raises:
+        UnsupportedFeatureError: it refuses the call.
+        ConfigurationError: it does not do as an implementation does.
+    """
+    with _named(op, "supports"):
+        reason = override.supports(call)
+    if reason is not None and (not isinstance(reason, str) or not reason):
+        raise ConfigurationError(
+            f"the override of {op!r} answers supports(call) with {reason!r}: return None where it serves the call, "
+            "else the reason why not, as text"
+        )
+    if reason is not None:
+        raise UnsupportedFeatureError(f"the override of {op!r} cannot run it here: {reason}")
+    with _named(op, "bind"):
+        return override.bind(call)
+
+
+@contextmanager
+def _named(op: str, function: str) -> Iterator[None]:
+    """What a function of an override raises is said to be its own."""
+    try:
+        yield
+    except UnsupportedFeatureError as refusal:
+        raise UnsupportedFeatureError(f"the override of {op!r} cannot run it here: {refusal}") from refusal
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(
+            f"{function} of the override of {op!r} ends with {type(error).__name__}: {error}"
+        ) from error
+
+
 def _identity(override: Implementation) -> str:
-    """What tells an override from others: the digest of a module's sources, or a number of its own."""
-    if not isinstance(override, ModuleType) or override.__file__ is None:
+    """What tells an override from others: the digest of the sources of a module of these kernels, else a new number.
+
+    What anything else computes, no file shows: it may have state, use modules that are not known here, or have been
+    edited after it was imported.
+    """
+    name = override.__name__ if isinstance(override, ModuleType) else ""
+    if not name.startswith(f"{__package__}.") or sys.modules.get(name) is not override:
         return uuid.uuid4().hex
-    used = (
-        getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
-        for value in vars(override).values()
-    )
-    ours = {source for name in used if isinstance(name, str) for source in python_sources(name)}
-    return digest(sorted({Path(override.__file__), *ours}))
+    return digest(sorted(_module_sources(name)))
+
+
+def _module_sources(module: str) -> Iterator[Path]:
+    """The files that a module of the kernels is made of."""
+    yield from python_sources(module)
+    folder = _FOLDER.joinpath(*module.removeprefix(f"{__package__}.").split(".")[:-1])
+    others = [path for path in folder.glob(f"{module.rpartition('.')[2]}.*") if path.suffix != ".py"]
+    yield from others
+    # What is not Python may include any of the headers.
+    yield from _FOLDER.rglob("*.cuh") if others else ()
 
 
 class ReferenceOpTable(OpTable):

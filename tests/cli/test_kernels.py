@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,10 @@ def test_the_same_file_unchanged_is_right(tmp_path: Path) -> None:
         (["list", "rms_nrm"], 2, "there is no op 'rms_nrm'"),
         (["check", "--backend", "abacus"], 1, "there is no backend 'abacus' to check"),
         (["check", "add", "--backend", "torch", "--dtype", "int4"], 2, "dtype is 'int4': torch has float32, bfloat16"),
+        (["check", "add", "--dtype", "int4"], 2, "dtype is 'int4': cupy or numba or torch"),
         (["check", "add", "--cases", "-1"], 2, "'-1': give a whole number"),
+        (["check", "add", "--cases", "0"], 2, "'0': give a whole number from 1"),
+        (["check", "add", "--cases", "3", "--case", "1"], 2, "argument --case: not allowed with argument --cases"),
         (["check", "--file", "x.py"], 2, "--file is an implementation of one op for one backend"),
         (["check", "add", "--backend", "torch", "--file", "nowhere.py"], 2, "nowhere.py is no Python file"),
         (["bench", "rms_nrm"], 2, "there is no op 'rms_nrm'"),
@@ -114,6 +118,58 @@ def test_a_file_that_is_no_implementation(tmp_path: Path, capsys: pytest.Capture
     path.write_text("def supports(call):\n    return None\n")
     assert main(["kernels", "check", "add", "--backend", "torch", "--file", str(path)]) == 2
     assert "which has no bind: give" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import math\n\nraise ValueError('boo')\n", "mine.py does not import: ValueError: boo, line 3"),
+        ("import sys\nsys.exit(0)\n", "mine.py does not import: SystemExit: 0, line 2"),
+        ("x = (\n", "mine.py does not import: SyntaxError: '(' was never closed (mine.py, line 1)"),
+        ("import surely_not_installed\n", "mine.py does not import: ModuleNotFoundError: No module named"),
+        ("supports = bind = 1\n", "which has no supports and no bind"),
+    ],
+    ids=["raises", "exits", "syntax", "missing", "no functions"],
+)
+def test_a_file_that_does_not_import(source: str, message: str, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    status = main(["kernels", "check", "add", "--backend", "torch", "--file", str(path)])
+    done = subprocess.CompletedProcess("kernels", status, *capsys.readouterr())
+    assert message in error_of(done, 2)
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "beside_my_sum.py").write_text("from pocketllm.kernels.add.impl_torch import bind, supports\n")
+    path = tmp_path / "my_sum.py"
+    path.write_text("from beside_my_sum import bind, supports\n")
+    before = list(sys.path)
+    command = ["kernels", "check", "add", "--backend", "torch", "--dtype", "float32", "--file", str(path)]
+    assert main([*command, "--cases", "1"]) == 0
+    assert "ok: 1 case, " in capsys.readouterr().out
+    assert sys.path == before
+
+
+def test_a_kernel_that_ends_the_program_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "exits.py"
+    path.write_text(
+        "import sys\n\ndef supports(call):\n    pass\n\ndef bind(call):\n    return lambda **_: sys.exit(0)\n"
+    )
+    assert main(["kernels", "check", "add", "--backend", "torch", "--file", str(path)]) == 1
+    assert "add ends with SystemExit: 0" in capsys.readouterr().out
+
+
+def test_an_op_is_checked_once_and_emulators_on_less(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "check", "add", "add", "--backend", "cupy", "--dtype", "float32", "--cases", "4"]) == 0
+    told, verdict = capsys.readouterr().out.splitlines()
+    assert told.split(maxsplit=1) == ["cupy", "on sizes to 600: its kernels run in the CUDA emulator"]
+    assert verdict.split()[:4] == ["add", "cupy", "float32", "ok:"]
+
+
+def test_no_standard_output_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["kernels", "list"]) == 2
+    assert "standard output is closed" in capsys.readouterr().err
 
 
 def test_nothing_to_check_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,6 +204,24 @@ def test_figures_of_the_timed_sizes(
     assert capsys.readouterr().out == page
 
 
+def test_a_file_is_timed_beside_its_backend_if_it_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(limits, "start", lambda threads: FakeRemote(ascending, []))
+    monkeypatch.setattr(ops, "SETTLE_SECONDS", 0)
+    monkeypatch.setattr(ops, "RUN_SECONDS", 0)
+    same = tmp_path / "same.py"
+    same.write_text(Path(str(implementation("rms_norm", "torch").__file__)).read_text())
+    command = ["kernels", "bench", "rms_norm", "--backend", "torch", "--repeat", "1", "--json", "--file"]
+    assert main([*command, str(same)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert all(shape["backends"].keys() == {"torch", str(same)} for shape in record["ops"]["rms_norm"])
+    assert main([*command, str(broken_copy(tmp_path))]) == 1
+    assert "an override does not do what the contract says: rms_norm: out is off" in capsys.readouterr().err
+    assert main(["kernels", "bench", "--backend", "torch", "--file", str(same)]) == 2
+    assert "name the op and --backend" in capsys.readouterr().err
+
+
 def test_resources_of_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET")
     assert "TRITON_INTERPRET" not in os.environ
@@ -156,7 +230,7 @@ def test_resources_of_compiled_kernels(tmp_path: Path, monkeypatch: pytest.Monke
     rows = json.loads(done.stdout)["kernels"]
     assert {(row["backend"], row["kernel"], row["architecture"]) for row in rows} == {
         *(("triton", "add:_add", name) for name in ("sm_80", "sm_90")),
-        *(("cupy", "add:add", name) for name in ("sm_75", "sm_80", "sm_90")),
+        *(("cupy", "add:add", name) for name in ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")),
     }
     assert all(row["spilled"] == 0 < row["registers"] for row in rows)
 

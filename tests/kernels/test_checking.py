@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,14 @@ import torch
 
 from pocketllm.errors import ConfigurationError, UnsupportedFeatureError
 from pocketllm.kernels.checking.arrays import BFLOAT16, FLOAT32, backend, backend_names
-from pocketllm.kernels.checking.cases import CheckReport, check_cases, corners, drawn_cases
+from pocketllm.kernels.checking.cases import (
+    WIDEST_EMULATED,
+    CheckReport,
+    check_cases,
+    corners,
+    drawn_cases,
+    wide_sizes,
+)
 from pocketllm.kernels.checking.comparison import plain
 from pocketllm.kernels.checking.discovery import modes_of, obstacle, parts_of
 from pocketllm.kernels.checking.inventory import contract_facts, op_facts
@@ -43,6 +52,29 @@ def test_a_case_is_told_by_its_seed_and_number(op: str) -> None:
     (alone,) = drawn_cases(contract, 3, (5,))
     assert str(flat(alone[1])) == str(flat(several[5]))
     assert len({str(flat(case)) for _, case in drawn_cases(contract, 3, range(3, 20))}) > 1
+
+
+@pytest.mark.parametrize("op", op_names())
+def test_every_size_of_a_model_that_is_beyond_the_ranges_is_drawn_once(op: str) -> None:
+    contract = spec(op)
+    wide = wide_sizes(contract)
+    beyond = {
+        (name, size) for shape in contract.bench for name, size in shape.dims.items() if size > contract.dims[name][1]
+    }
+    assert sorted(wide) == sorted(beyond)
+    emulated = wide_sizes(contract, emulated=True)
+    assert emulated == () if contract.compose else {name for name, _ in emulated} == {name for name, _ in wide}
+    assert all(contract.dims[name][1] < size <= WIDEST_EMULATED for name, size in emulated)
+
+
+def test_a_wide_case_has_few_of_everything_else() -> None:
+    contract = spec("rms_norm")
+    assert wide_sizes(contract) == (("n", 576), ("rows", 512), ("n", 4096))
+    shapes = [case.arrays["x"].shape for _, case in drawn_cases(contract, 5, range(3, 6))]
+    assert [max(shape) for shape in shapes] == [576, 512, 4096]
+    assert all(0 < np.prod(shape) <= 9 * max(shape) for shape in shapes)
+    emulated = [case.arrays["x"].shape for _, case in drawn_cases(contract, 5, range(3, 5), emulated=True)]
+    assert sorted(np.prod(shape) for shape in emulated) == [512, WIDEST_EMULATED]
 
 
 def checked(op: str, change: Any, cases: int = 20) -> CheckReport:
@@ -79,6 +111,15 @@ def test_a_number_that_is_off() -> None:
     assert f"swiglu: out is off in 1 of {found.sizes['T'] * found.sizes['n']} numbers" in str(report.failure.error)
 
 
+def refuse() -> None:
+    raise UnsupportedFeatureError("not today")
+
+
+def own(change: Any) -> Any:
+    """Changes a result for which no array was given."""
+    return lambda bound, arrays: bound(**arrays) if "out" in arrays else change(bound(**arrays))
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -86,15 +127,116 @@ def test_a_number_that_is_off() -> None:
         (lambda bound, arrays: None, "out is another array than"),
         (lambda bound, arrays: (bound(**arrays),) * 2, "returns 2 arrays and not 1"),
         (lambda bound, arrays: 1 / 0, "ends with ZeroDivisionError: division by zero"),
+        (lambda bound, arrays: sys.exit(0), "ends with SystemExit: 0"),
+        (lambda bound, arrays: refuse(), "ends with UnsupportedFeatureError: not today"),
         (lambda bound, arrays: [bound(**arrays), arrays["up"].add_(1)][0], "up was written to, and may only be read"),
+        (own(lambda out: out.double()), "out is torch.Tensor of torch.float64, not torch.Tensor of"),
+        (own(lambda out: out.numpy()), "out is numpy.ndarray of float32, not torch.Tensor of"),
+        (own(lambda out: out.tolist()), "out is list, not torch.Tensor of torch.float32"),
     ],
-    ids=["another array", "nothing", "too many", "raises", "writes to an input"],
+    ids=[
+        "another array",
+        "nothing",
+        "too many",
+        "raises",
+        "exits",
+        "refuses when it is called",
+        "writes to an input",
+        "another dtype",
+        "another library",
+        "no array",
+    ],
 )
 def test_other_departures(change: Any, complaint: str) -> None:
     failure = checked("swiglu", change).failure
     assert failure is not None
     assert complaint in str(failure.error)
     assert "under NoScalars() with sizes {" in str(failure.error)
+
+
+def test_a_result_that_its_caller_cannot_write_to() -> None:
+    sound = implementation("swiglu", "numba")
+
+    def bind(call: Any) -> Any:
+        bound = sound.bind(call)
+
+        def frozen(**arrays: Any) -> Any:
+            out = bound(**arrays)
+            out.flags.writeable = "out" in arrays
+            return out
+
+        return frozen
+
+    mine = SimpleNamespace(supports=sound.supports, bind=bind)
+    report = check_cases("swiglu", backend("numba"), FLOAT32, drawn_cases(spec("swiglu"), 0, range(2)), override=mine)
+    assert report.failure is not None
+    assert "out is an array that its caller cannot write to" in str(report.failure.error)
+
+
+class Remembering:
+    """Torch's own implementation, which also does `more` with all calls so far: each with its arrays and its result."""
+
+    def __init__(self, op: str, more: Callable[[list[dict[str, Any]]], Any]) -> None:
+        self._sound = implementation(op, "torch")
+        self._more = more
+        self.supports = self._sound.supports
+
+    def bind(self, call: Any) -> Any:
+        bound = self._sound.bind(call)
+        calls: list[dict[str, Any]] = []
+
+        def remembering(**arrays: Any) -> Any:
+            calls.append({**arrays, "result": bound(**arrays)})
+            self._more(calls)
+            return calls[-1]["result"]
+
+        return remembering
+
+
+def only_first_right(calls: list[dict[str, Any]]) -> None:
+    if len(calls) > 1:
+        calls[-1]["result"].mul_(2)
+
+
+def one_buffer(calls: list[dict[str, Any]]) -> None:
+    if "out" not in calls[-1]:
+        calls[-1]["result"] = calls[0]["result"].copy_(calls[-1]["result"])
+
+
+def first_inputs(calls: list[dict[str, Any]]) -> None:
+    calls[-1]["result"].copy_(torch.nn.functional.silu(calls[0]["gate"]) * calls[0]["up"])
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (only_first_right, "out is off in "),
+        (one_buffer, "out of an earlier call was written to by a later one"),
+        (first_inputs, "out is off in "),
+        (lambda calls: calls[0]["up"].zero_(), "up was written to, and may only be read"),
+        (lambda calls: calls[0]["up"].zero_() if calls[1:] else None, "up of an earlier call was written to by a"),
+    ],
+    ids=["right once", "one buffer", "inputs of the first", "writes to an input", "writes to an earlier input"],
+)
+def test_faults_of_a_second_call(more: Any, complaint: str) -> None:
+    report = check_cases(
+        "swiglu", TORCH, FLOAT32, drawn_cases(spec("swiglu"), 0, range(9)), override=Remembering("swiglu", more)
+    )
+    assert report.failure is not None
+    assert complaint in str(report.failure.error)
+    assert str(report.failure.error).endswith("a second time") == ("may only" not in complaint)
+
+
+def test_a_kernel_that_is_right_up_to_the_ranges_of_the_contract() -> None:
+    def change(bound: Any, arrays: Any) -> Any:
+        out = bound(**arrays)
+        out[:, 400:] = 0
+        return out
+
+    failure = checked("swiglu", change).failure
+    assert failure is not None
+    assert failure.error.mismatch.index is not None
+    assert failure.error.mismatch.index[1] == 400
 
 
 def test_a_shape_that_is_wrong() -> None:

@@ -286,6 +286,17 @@ def test_without_cupy_there_is_one_reason(monkeypatch: pytest.MonkeyPatch) -> No
     assert "install pocketllm[cuda]" in (toolchain_cupy.obstacle("cuda:0") or "")
 
 
+def test_without_its_library_the_compiler_is_said_to_be_missing(noted: NotedCupy) -> None:
+    def missing() -> Any:
+        raise RuntimeError("no libnvrtc.so")
+
+    noted.cuda.nvrtc = SimpleNamespace(getVersion=missing)
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"CuPy cannot load \(no libnvrtc.so\): install pocketllm\[cuda\]"
+    ):
+        loading_cupy.compile_cubin(SOURCE, "sm_90")
+
+
 def test_a_kernel_takes_arrays_of_its_own_device_only(noted: NotedCupy) -> None:
     parameter = readonly("float32")
     assert parameter.complaint(NotedArray(8, device=1), NotedArray, 1) is None

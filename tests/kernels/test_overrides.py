@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
-from pocketllm.kernels import check, registry
+from pocketllm.errors import ConfigurationError, PocketLLMError, UnsupportedFeatureError
+from pocketllm.kernels import check, override, registry
 from pocketllm.kernels.checking.arrays import FLOAT32, backend
-from pocketllm.kernels.checking.comparison import scalars_of
+from pocketllm.kernels.checking.comparison import KernelMismatchError, scalars_of
 from pocketllm.kernels.contract import Implementation
-from pocketllm.kernels.overriding import check_overrides
+from pocketllm.kernels.overriding import check_overrides, requested_overrides
 from pocketllm.kernels.quantized_linear.op_table import QuantizedOpTable
 from pocketllm.kernels.quantized_linear.spec import make_weight
 from pocketllm.kernels.registry import BackendOpTable, implementation, spec
@@ -80,6 +81,62 @@ def test_a_refusal_is_not_passed_over() -> None:
         torch_ops(swiglu=noting([], "swiglu", reason="too warm")).bind("swiglu")
 
 
+def raising(error: BaseException) -> Any:
+    def function(call: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("supports", "bind", "message"),
+    [
+        (raising(ValueError("576?")), len, "supports of the override of 'swiglu' ends with ValueError: 576?"),
+        (lambda call: None, raising(KeyError("x")), "bind of the override of 'swiglu' ends with KeyError: 'x'"),
+        (lambda call: None, raising(SystemExit(0)), "bind of the override of 'swiglu' ends with SystemExit: 0"),
+        (lambda call: False, len, "'swiglu' answers supports(call) with False: return None"),
+        (lambda call: "", len, "'swiglu' answers supports(call) with '': return None"),
+    ],
+    ids=["supports raises", "bind raises", "exits", "false", "no reason"],
+)
+def test_an_override_that_breaks_when_it_is_bound_is_named(supports: Any, bind: Any, message: str) -> None:
+    mine = SimpleNamespace(supports=supports, bind=bind)
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        torch_ops(swiglu=mine).bind("swiglu")
+    found = check("swiglu", mine, backend="torch", cases=3)
+    assert found.failure is not None
+    assert "swiglu cannot be bound: " in str(found.failure.error)
+    assert message in str(found.failure.error)
+
+
+def test_a_refusal_by_bind_is_one() -> None:
+    mine = SimpleNamespace(supports=lambda call: None, bind=raising(UnsupportedFeatureError("too warm")))
+    with pytest.raises(UnsupportedFeatureError, match="the override of 'swiglu' cannot run it here: too warm"):
+        torch_ops(swiglu=mine).bind("swiglu")
+
+
+def test_overrides_are_left_in_any_order() -> None:
+    first, second = override("add", noting([], "")), override("swiglu", noting([], ""))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert requested_overrides({}).keys() == {"swiglu"}
+    second.__exit__(None, None, None)
+    assert requested_overrides({}) == {}
+
+
+def test_an_override_may_be_entered_twice_and_the_last_one_holds() -> None:
+    outer, inner = noting([], "outer"), noting([], "inner")
+    mine = override("add", outer)
+    with mine:
+        with override("add", inner), mine:
+            assert requested_overrides({}) == {"add": outer}
+        assert requested_overrides({}) == {"add": outer}
+        with override("add", inner):
+            assert requested_overrides({}) == {"add": inner}
+    assert requested_overrides({}) == {}
+
+
 def test_an_override_has_to_be_bound() -> None:
     ops = torch_ops(swiglu=noting([], "swiglu"), add=noting([], "add"))
     ops.bind("add")
@@ -96,6 +153,13 @@ def module_of(path: Path, name: str = "mine") -> ModuleType:
     return found
 
 
+def module_named(name: str) -> ModuleType:
+    """A module that no file and no import made."""
+    found = ModuleType(name)
+    exec(SOURCE, vars(found))
+    return found
+
+
 def digest_with(**overrides: Any) -> str:
     ops = torch_ops(**overrides)
     ops.bind("add")
@@ -103,17 +167,25 @@ def digest_with(**overrides: Any) -> str:
     return ops.numerics()
 
 
-def test_the_digest_covers_what_is_bound(tmp_path: Path) -> None:
+def test_the_digest_covers_what_is_bound() -> None:
+    alone, ours = torch_ops(), implementation("swiglu", "torch")
+    alone.bind("add")
+    plain, replaced = digest_with(), digest_with(swiglu=ours)
+    assert (plain, replaced) == (digest_with(), digest_with(swiglu=ours))
+    assert len({alone.numerics(), plain, replaced, digest_with(add=implementation("add", "torch"))}) == 4
+
+
+def test_no_digest_stands_for_a_file_that_is_not_ours(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(SOURCE)
-    alone = torch_ops()
-    alone.bind("add")
-    plain, first = digest_with(), digest_with(swiglu=module_of(path))
-    assert plain == digest_with()
-    assert first == digest_with(swiglu=module_of(path, "other"))
-    assert len({alone.numerics(), plain, first, digest_with(add=module_of(path))}) == 4
-    path.write_text(SOURCE + "# changed\n")
-    assert digest_with(swiglu=module_of(path)) != first
+    mine = module_of(path)
+    assert digest_with(swiglu=mine) != digest_with(swiglu=mine)
+    path.unlink()
+    assert digest_with(swiglu=mine)
+    assert digest_with(swiglu=module_named("dynamic"))
+    assert digest_with(swiglu=module_named("pocketllm.kernels.swiglu.impl_torch")) != digest_with(
+        swiglu=module_named("pocketllm.kernels.swiglu.impl_torch")
+    )
 
 
 def test_the_digest_covers_what_a_module_of_kernels_imports() -> None:
@@ -147,6 +219,25 @@ def test_an_override_of_few_sizes_is_checked_at_those_that_are_timed() -> None:
         check_overrides({"rms_norm": noting([], "", reason="never")}, "torch", device="cpu", dtype="float32")
 
 
+def test_an_override_is_checked_at_the_widths_of_models() -> None:
+    sound = implementation("rms_norm", "torch")
+
+    def narrow(call: Any) -> Any:
+        bound = sound.bind(call)
+
+        def norm(*arrays: Any, **named: Any) -> Any:
+            out = bound(*arrays, **named)
+            out[..., 400:] = 0
+            return out
+
+        return norm
+
+    with pytest.raises(KernelMismatchError, match=r"rms_norm: out is off in .* \{'n': 576\}"):
+        check_overrides(
+            {"rms_norm": SimpleNamespace(supports=sound.supports, bind=narrow)}, "torch", device="cpu", dtype="float32"
+        )
+
+
 def test_an_implementation_is_checked_in_one_line() -> None:
     report = check("rms_norm", implementation("rms_norm", "torch"), backend="torch", dtype="bfloat16", cases=5)
     assert (report.agreed, report.failure) == (5, None)
@@ -155,7 +246,7 @@ def test_an_implementation_is_checked_in_one_line() -> None:
     assert (refused.agreed, refused.refused, str(refused)) == (0, 3, "3 refused: " + str(refused.refusal))
     wrong = check("rms_norm", SimpleNamespace(supports=lambda call: None, bind=lambda call: torch.add), backend="torch")
     assert wrong.failure is not None
-    assert str(wrong) == f"WRONG after {wrong.agreed} right cases"
+    assert str(wrong).startswith(f"WRONG after {wrong.agreed} right case")
 
 
 @pytest.mark.parametrize(
@@ -163,10 +254,29 @@ def test_an_implementation_is_checked_in_one_line() -> None:
     [
         ({"op": "rms_nrm"}, "no op 'rms_nrm': did you mean 'rms_norm'"),
         ({"implementation": len}, "has no supports and no bind"),
+        ({"implementation": SimpleNamespace(supports=1, bind=2)}, "has no supports and no bind"),
+        ({"implementation": SimpleNamespace}, r"is the class SimpleNamespace: give an instance, such as Simple.*\(\)"),
+        ({"cases": 0}, "cases is 0: give a whole number from 1"),
+        ({"cases": "9"}, "cases is '9': give a whole number from 1"),
+        ({"seed": -1}, "seed is -1: give a whole number from 0"),
+        ({"device": 0}, "device is 0: give its name"),
+        ({"backend": None}, "backend is None: give its name"),
         ({"backend": "numba", "dtype": "bfloat16"}, "dtype is 'bfloat16': numba has float32"),
         ({"backend": "fortran"}, "no backend 'fortran'"),
     ],
-    ids=["op", "implementation", "dtype", "backend"],
+    ids=[
+        "op",
+        "implementation",
+        "no functions",
+        "class",
+        "no cases",
+        "cases",
+        "seed",
+        "device",
+        "no backend",
+        "dtype",
+        "backend",
+    ],
 )
 def test_what_cannot_be_checked(arguments: dict[str, Any], message: str) -> None:
     given = {"op": "rms_norm", "implementation": noting([], ""), "backend": "torch"} | arguments

@@ -17,6 +17,7 @@ from pocketllm.errors import UnsupportedFeatureError
 from pocketllm.kernels import bfloat16
 from pocketllm.kernels.checking.arrays import BFLOAT16, FLOAT16_CACHE, FLOAT32, Mode
 from pocketllm.kernels.contract import Implementation
+from pocketllm.kernels.jit.loading_cupy import select_device
 from pocketllm.kernels.jit.toolchain_cupy import array_module, obstacle
 from pocketllm.kernels.quantized_linear.op_table import QuantizedOpTable
 
@@ -42,10 +43,12 @@ class Adapter:
         )
 
     def put(self, array: npt.NDArray[Any] | QuantTensor, dtype: str) -> Any:
-        """See `Backend.put`."""
+        """See `Backend.put`. The thread's current device, on which ops make their results, becomes this one."""
+        if self.device != "cpu":
+            select_device(self.device)
         if isinstance(array, QuantTensor):
             return replace(array, data=self._arrays.array(array.data))
-        return self._arrays.array(bfloat16.to_bits(array) if dtype == "bfloat16" else array.astype(dtype))
+        return self._arrays.array(as_stored(array, dtype))
 
     def get(self, array: Any) -> Any:
         """See `Backend.get`."""
@@ -60,3 +63,8 @@ class Adapter:
         """See `Backend.wait`."""
         if self.device != "cpu":
             self._arrays.cuda.get_current_stream().synchronize()
+
+
+def as_stored(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """A copy in the dtype that kernels in CUDA C keep these numbers in."""
+    return bfloat16.to_bits(array) if dtype == "bfloat16" else array.astype(dtype)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
+from pocketllm.errors import UnsupportedFeatureError
 from pocketllm.kernels.checking.arrays import Backend, Mode
-from pocketllm.kernels.checking.comparison import Agreement, KernelMismatchError, check, mismatch
-from pocketllm.kernels.contract import Case, Implementation, OpSpec, OpTable
+from pocketllm.kernels.checking.comparison import Agreement, KernelMismatchError, check
+from pocketllm.kernels.contract import Case, Implementation, OpSpec
 from pocketllm.kernels.registry import spec
 
 AT_AN_END = 0.25
@@ -23,22 +23,58 @@ def corners(contract: OpSpec) -> tuple[dict[str, int], ...]:
     return low, {name: max(size, 1) for name, size in low.items()}, high
 
 
+FEW = 3
+"""The most of any other dimension where one is as wide as in a model, so that such a case costs little."""
+
+WIDEST_EMULATED = 600
+"""The most of a dimension where an emulator takes the processor's place and every number costs microseconds."""
+
+
+def wide_sizes(contract: OpSpec, *, emulated: bool = False) -> tuple[tuple[str, int], ...]:
+    """Each dimension that is timed at more than the contract's cases have, with that size.
+
+    A kernel can be right up to the most that the cases have and wrong beyond. Where it is emulated, each dimension has
+    one, of at most `WIDEST_EMULATED`, and composites have none but those of their parts.
+    """
+    if emulated and contract.compose is not None:
+        return ()
+    timed = [pair for shape in contract.bench for pair in shape.dims.items()]
+    wide = tuple(dict.fromkeys((name, size) for name, size in timed if size > contract.dims[name][1]))
+    if not emulated:
+        return wide
+    return tuple((name, min(size, WIDEST_EMULATED)) for name, size in dict(wide).items())
+
+
 Numbered = Iterable[tuple[int, Case]]
 """Cases with their numbers, each of which tells a case among all that a seed stands for."""
 
 
-def drawn_cases(contract: OpSpec, seed: int, numbers: Iterable[int]) -> Numbered:
-    """Cases of those that `seed` stands for. The first of them have the sizes of the corners."""
+def drawn_cases(contract: OpSpec, seed: int, numbers: Iterable[int], *, emulated: bool = False) -> Numbered:
+    """Cases of those that `seed` stands for.
+
+    The first have the sizes of the corners; each of the next has one of the wide sizes and few of everything else. For
+    an emulated backend these are less wide, with one of everything else.
+    """
     ends = corners(contract)
+    wide = wide_sizes(contract, emulated=emulated)
+    most = 1 if emulated else FEW
+    few = {name: (max(low, 1), max(low, min(most, high))) for name, (low, high) in contract.dims.items()}
     for number in numbers:
         rng = np.random.default_rng([seed, number])
-        yield number, contract.make_case(rng, ends[number] if number < len(ends) else _sizes(contract, rng))
+        if number < len(ends):
+            sizes = ends[number]
+        elif number < len(ends) + len(wide):
+            name, size = wide[number - len(ends)]
+            sizes = _sizes(few, rng) | {name: size}
+        else:
+            sizes = _sizes(contract.dims, rng)
+        yield number, contract.make_case(rng, sizes)
 
 
-def _sizes(contract: OpSpec, rng: np.random.Generator) -> dict[str, int]:
+def _sizes(ranges: Mapping[str, tuple[int, int]], rng: np.random.Generator) -> dict[str, int]:
     return {
         name: (low, high)[rng.integers(2)] if rng.random() < AT_AN_END else int(rng.integers(low, high + 1))
-        for name, (low, high) in contract.dims.items()
+        for name, (low, high) in ranges.items()
     }
 
 
@@ -85,13 +121,13 @@ class CheckReport:
         """The verdict, in one line."""
         refused = f"{self.refused} refused: {self.refusal}" if self.refused else ""
         if self.failure is not None:
-            return f"WRONG after {self.agreed} right cases"
+            return f"WRONG after {self.agreed} right {_cases(self.agreed)}"
         if not self.agreed:
             return refused
         exact = "" if self.near_ties else "no error"
         error = f"error to {self.error:.0%} of its bound" if self.error else exact
         ties = f"{self.near_ties} near ties" if self.near_ties else ""
-        return ", ".join(filter(None, [f"ok: {self.agreed} cases", error, ties, refused]))
+        return ", ".join(filter(None, [f"ok: {self.agreed} {_cases(self.agreed)}", error, ties, refused]))
 
 
 def check_cases(
@@ -107,7 +143,7 @@ def check_cases(
     failure = None
     for number, case in cases:
         try:
-            found.append(_checked(spec(op), case, backend, mode, table, give_out=number % 2 == 0))
+            found.append(check(spec(op), case, backend, mode, table=table, give_out=number % 2 == 0))
         except UnsupportedFeatureError as refusal:
             refusals.append(str(refusal))
         except KernelMismatchError as error:
@@ -123,12 +159,5 @@ def check_cases(
     )
 
 
-def _checked(
-    contract: OpSpec, case: Case, backend: Backend, mode: Mode, table: OpTable, *, give_out: bool
-) -> Agreement:
-    try:
-        return check(contract, case, backend, mode, table=table, give_out=give_out)
-    except PocketLLMError:
-        raise
-    except Exception as error:
-        raise mismatch(contract, case).error(f"ends with {type(error).__name__}: {error}") from error
+def _cases(count: int) -> str:
+    return "case" if count == 1 else "cases"

@@ -10,6 +10,7 @@ deviation of an error made of independent errors as large as the bounds allow; f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketllm.checkpoint.quant import QuantTensor
-from pocketllm.errors import PocketLLMError
+from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
 from pocketllm.kernels.checking.arrays import Backend, Mode
 from pocketllm.kernels.contract import UNIT_ROUNDOFF, Arrays, BoundOp, Case, OpSpec, OpTable
 from pocketllm.kernels.registry import ReferenceOpTable
@@ -106,7 +107,18 @@ def check(
     """
     case = in_storage(contract, case, mode)
     expected, bounds = expectation(contract, case, mode)
-    actual = run(contract, case, backend, mode, table or backend.table(mode), expected if give_out else None)
+    calls = called_twice(contract, case, backend, mode, table or backend.table(mode), expected if give_out else None)
+    first = _agreement(contract, case, next(calls), expected, bounds)
+    try:
+        (second,) = (_agreement(contract, case, actual, expected, bounds) for actual in calls)
+    except KernelMismatchError as error:
+        raise KernelMismatchError(f"{error}, when it is called a second time", error.mismatch) from error
+    return Agreement(max(first.error, second.error), max(first.near_ties, second.near_ties))
+
+
+def _agreement(
+    contract: OpSpec, case: Case, actual: dict[str, Array], expected: dict[str, Array], bounds: dict[str, Array]
+) -> Agreement:
     if contract.choices is not None:
         return Agreement(
             near_ties=sum(compare_choices(contract, case, actual[name], expected[name]) for name in expected)
@@ -224,49 +236,142 @@ class MovedOps(ReferenceOpTable):
 def run(
     contract: OpSpec, case: Case, backend: Backend, mode: Mode, table: OpTable, outputs: Arrays | None
 ) -> dict[str, Array]:
-    """Each output and inout as the backend computes it.
+    """Each output and inout as the backend computes it in one call; see `called_twice`."""
+    return next(called_twice(contract, case, backend, mode, table, outputs))
 
-    Where `outputs` is given the op writes to arrays of those shapes, and has to return them.
+
+def called_twice(
+    contract: OpSpec, case: Case, backend: Backend, mode: Mode, table: OpTable, outputs: Arrays | None
+) -> Iterator[dict[str, Array]]:
+    """Each output and inout as the backend computes it in one call of a bound op, then in another on equal arrays.
+
+    Where `outputs` is given the op writes to arrays of those shapes, and has to return them. Before the second call
+    all that the first was given and gave is overwritten: an op that looks back at it computes something else, and one
+    that writes there, or hands out memory of its own once more, is found out.
 
     Raises:
-        KernelMismatchError: something that is only read has changed, or the op returns other arrays than it was given.
+        KernelMismatchError: the op cannot be bound or raises, something that is only read has changed, it returns
+            other arrays than it was given or none of the backend's, or it reaches for what an earlier call had.
+        UnsupportedFeatureError: the implementation refuses to be bound.
     """
     operands = {operand.name: operand for operand in contract.operands}
     weights = {name: backend.put(array, mode.dtype_of(operands[name])) for name, array in case.weights.items()}
-    arrays = {
-        name: read_only(array) if operands[name].host else backend.put(array, mode.dtype_of(operands[name]))
-        for name, array in case.arrays.items()
-    }
-    buffers = {
-        operand.name: backend.put(poisoned(outputs[operand.name]), mode.dtype_of(operand))
-        for operand in contract.operands_of("output")
-        if outputs is not None
-    }
-    result = table.bind(contract.name, weights, **scalars_of(case))(**arrays, **buffers)
-    results = _returned(contract, case, backend, result, buffers)
-    for name, array in {**weights, **arrays}.items():
-        after = array if operands[name].host else backend.get(array)
-        if operands[name].role == "inout":
-            results[name] = after
-            continue
-        before, after = plain({**case.weights, **case.arrays}[name]), plain(after)
-        if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
-            raise mismatch(contract, case, name).error("was written to, and may only be read")
-    return results
+    bound = _bound(contract, case, table, weights)
+    first, second = (_Call(contract, case, backend, mode, outputs) for _ in range(2))
+    yield first.run(bound, weights)
+    first.overwrite()
+    yield second.run(bound, weights)
+    first.check_overwritten()
 
 
-def _returned(contract: OpSpec, case: Case, backend: Backend, result: Any, buffers: Arrays) -> dict[str, Array]:
-    outputs = contract.operands_of("output")
-    returned = result if isinstance(result, tuple) else (result,) if outputs else ()
-    if len(returned) != len(outputs):
-        raise mismatch(contract, case).error(f"returns {len(returned)} arrays and not {len(outputs)}")
-    results = {}
-    for operand, array in zip(outputs, returned, strict=True):
-        if buffers and array is not buffers[operand.name]:
-            complaint = "is another array than the one that it was to be written to"
-            raise mismatch(contract, case, operand.name).error(complaint)
-        results[operand.name] = backend.get(array)
-    return results
+def _bound(contract: OpSpec, case: Case, table: OpTable, weights: Arrays) -> BoundOp:
+    try:
+        return table.bind(contract.name, weights, **scalars_of(case))
+    except UnsupportedFeatureError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise mismatch(contract, case).error(f"cannot be bound: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """What is said of an error: its type too, where PocketLLM did not raise it on purpose."""
+    return str(error) if isinstance(error, PocketLLMError) else f"{type(error).__name__}: {error}"
+
+
+class _Call:
+    """One call of a bound op: arrays of its own, equal to the case's, and what it gave."""
+
+    def __init__(self, contract: OpSpec, case: Case, backend: Backend, mode: Mode, outputs: Arrays | None) -> None:
+        self._contract, self._case, self._backend = contract, case, backend
+        self._operands = {operand.name: operand for operand in contract.operands}
+        self._dtypes = {name: mode.dtype_of(operand) for name, operand in self._operands.items()}
+        self._arrays = {
+            name: read_only(array) if self._operands[name].host else backend.put(array, self._dtypes[name])
+            for name, array in case.arrays.items()
+        }
+        self._outputs = {
+            operand.name: backend.put(poisoned(outputs[operand.name]), self._dtypes[operand.name])
+            for operand in contract.operands_of("output")
+            if outputs is not None
+        }
+
+    def run(self, bound: BoundOp, weights: Arrays) -> dict[str, Array]:
+        """Each output and inout, as NumPy's."""
+        try:
+            returned = bound(**self._arrays, **self._outputs)
+        except (Exception, SystemExit) as error:
+            # A refusal too: what an op cannot serve it has to say before it is bound.
+            raise self._error(None, f"ends with {type(error).__name__}: {error}") from error
+        self._outputs = self._returned(returned)
+        results = {name: self._backend.get(array) for name, array in self._outputs.items()}
+        before = {**self._case.weights, **self._case.arrays}
+        for name, array in {**weights, **self._arrays}.items():
+            after = self._now(name, array)
+            if self._operands[name].role == "inout":
+                results[name] = after
+            elif not _same(plain(before[name]), plain(after)):
+                raise self._error(name, "was written to, and may only be read")
+        return results
+
+    def overwrite(self) -> None:
+        """Fill all arrays with what the op was neither given nor should give."""
+        for name, array in {**self._arrays, **self._outputs}.items():
+            blank = _blank(self._now(name, array))
+            if self._operands[name].host:
+                array.flags.writeable = True
+                array[...] = blank
+                array.flags.writeable = False
+                continue
+            try:
+                array[...] = self._backend.put(blank, self._dtypes[name])
+            except (RuntimeError, ValueError) as error:
+                complaint = f"is an array that its caller cannot write to ({error})"
+                raise self._error(name, complaint) from error
+
+    def check_overwritten(self) -> None:
+        """KernelMismatchError where that is no longer there."""
+        for name, array in {**self._arrays, **self._outputs}.items():
+            now = self._now(name, array)
+            if not _same(_blank(now), now):
+                raise self._error(name, "of an earlier call was written to by a later one")
+
+    def _returned(self, result: Any) -> dict[str, Any]:
+        """The arrays that the op returned, by output."""
+        outputs = self._contract.operands_of("output")
+        returned = result if isinstance(result, tuple) else (result,) if outputs else ()
+        if len(returned) != len(outputs):
+            raise self._error(None, f"returns {len(returned)} arrays and not {len(outputs)}")
+        arrays = {operand.name: array for operand, array in zip(outputs, returned, strict=True)}
+        for name, array in arrays.items():
+            if self._outputs and array is not self._outputs[name]:
+                raise self._error(name, "is another array than the one that it was to be written to")
+            kind, wanted = _kind(array), _kind(self._backend.put(np.zeros(0, np.float32), self._dtypes[name]))
+            if kind != wanted:
+                raise self._error(name, f"is {kind}, not {wanted}")
+        return arrays
+
+    def _now(self, name: str, array: Any) -> Any:
+        return array if self._operands[name].host else self._backend.get(array)
+
+    def _error(self, operand: str | None, complaint: str) -> KernelMismatchError:
+        return mismatch(self._contract, self._case, operand).error(complaint)
+
+
+def _kind(array: Any) -> str:
+    """Type and dtype of an array, of whichever library."""
+    dtype = getattr(array, "dtype", None)
+    return (
+        type(array).__qualname__ if dtype is None else f"{type(array).__module__}.{type(array).__qualname__} of {dtype}"
+    )
+
+
+def _same(before: Array, after: Array) -> bool:
+    return np.array_equal(before, after, equal_nan=before.dtype.kind == "f")
+
+
+def _blank(array: Array) -> Array:
+    """An array like this one, of NaN; of 0 where there is none, for such numbers may be indices."""
+    return np.full_like(array, np.nan if array.dtype.kind == "f" else 0)
 
 
 def read_only(array: Array) -> Array:
