@@ -21,7 +21,7 @@ from tests.runtimes.conformance.walk import Instance, Walk
 
 FAMILIES = ("llama", "qwen3_5")
 WALKED = 2000
-SHARDS = 2
+SHARDS = 4
 """Walks that a backend's steps are divided into, so that test processes can share them."""
 
 GOLDEN_TOLERANCE = 1e-3
