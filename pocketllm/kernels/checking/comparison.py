@@ -2,9 +2,10 @@
 
 The tolerance of an op is its contract's error bound. A composite has none of its own; its tolerance follows from the
 bounds of its parts. To first order its error is the sum of its parts' errors, each carried through the rest of the
-composition. So the composition is rerun in float64 with every number that a part computes moved up or down, at random,
-by its whole bound. The root mean square of what that does to a result over a few reruns estimates the standard
-deviation of an error made of independent errors as large as the bounds allow; four of these are the tolerance.
+composition. So the composition is rerun in float64 with every number that a part computes moved by its bound times a
+normal random number. The root mean square of what that does to a result over a few reruns estimates the standard
+deviation of an error made of independent errors as large as the bounds allow; four of these are the tolerance. Moves by
+the whole bound, up or down, would cancel in all reruns now and then, where a result depends on two numbers alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pocketllm.kernels.registry import ReferenceOpTable
 
 Array = npt.NDArray[Any]
 
-RERUNS = 6
+RERUNS = 10
 DEVIATIONS = 4.0
 
 
@@ -205,7 +206,7 @@ def composite_tolerance(contract: OpSpec, case: Case, results: dict[str, Array],
 
 
 class MovedOps(ReferenceOpTable):
-    """References whose results are off, up or down at random, by the whole bound of their error."""
+    """References whose results are off at random, by as much as the bound of their error in the root mean square."""
 
     def __init__(self, rng: np.random.Generator, u: float) -> None:
         self.rng = rng
@@ -227,7 +228,7 @@ class MovedOps(ReferenceOpTable):
             result = reference(**given)
             for name, bound in bounds.items():
                 target = given.get(name, result)
-                target += bound * self.rng.choice([-1.0, 1.0], size=bound.shape)
+                target += bound * self.rng.standard_normal(bound.shape)
             return result
 
         return moved
