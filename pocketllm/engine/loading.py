@@ -68,11 +68,13 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
         runtime = cleanup.enter_context(closing(selection.backend.load()(config, options)))
         runtime.load(checkpoint, progress)
         cache = _allocate(args, config, runtime)
-        identity = f"{runtime.numerics_id} {checkpoint_identity(checkpoint)}"
-        keys = PrefixKeys(identity, rope_class(config)) if args.prefix_cache else None
+        numerics = runtime.numerics_id
+        keys = None
+        if args.prefix_cache:
+            keys = PrefixKeys(f"{numerics} {checkpoint_identity(checkpoint)}", rope_class(config))
         details = {
             "eos_source": end_source,
-            "numerics_id": runtime.numerics_id,
+            "numerics_id": numerics,
             "template_source": "checkpoint" if template is not None else "fallback",
             "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
             "weight_bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),

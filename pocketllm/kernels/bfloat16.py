@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 def to_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """Numbers rounded to bfloat16, half to even; NaN stays NaN."""
-    wide = np.ascontiguousarray(values, dtype=np.float32)
+    wide = np.asarray(values, dtype=np.float32, order="C")
     bits = wide.view(np.uint32)
     with np.errstate(over="ignore"):  # of NaN with all bits set, which is replaced
         rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))

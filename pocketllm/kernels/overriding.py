@@ -49,7 +49,7 @@ class override:
         _active.set((*_active.get(), self))
 
     def __exit__(self, *raised: object) -> None:
-        (*latest_first,) = reversed(_active.get())
+        latest_first = list(reversed(_active.get()))
         latest_first.remove(self)
         _active.set(tuple(reversed(latest_first)))
 

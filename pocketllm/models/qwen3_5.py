@@ -205,7 +205,7 @@ class _Weight:
 
 
 _BOTH = (
-    _Weight("mixer_norm", "input_layernorm.weight", ("hidden",)),
+    _Weight("attention_norm", "input_layernorm.weight", ("hidden",)),
     _Weight("mlp_norm", "post_attention_layernorm.weight", ("hidden",)),
     _Weight("gate", "mlp.gate_proj.weight", ("inner", "hidden")),
     _Weight("up", "mlp.up_proj.weight", ("inner", "hidden")),
@@ -342,7 +342,6 @@ def bind_layer(config: Qwen35Config, kind: str, name: str, weights: Arrays, ops:
             eps=config.norm_eps,
             norm_offset=1.0,
         )
-    own["attention_norm"] = own.pop("mixer_norm")
     return ops.bind(
         "decoder_layer",
         own,

@@ -136,15 +136,16 @@ class OpRuntime(Runtime):
     def prepare(self, spec: WeightSpec, tensor: QuantTensor) -> Any:
         """A weight as the ops hold it."""
 
-    @on_device
     def load(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """See `Runtime.load`."""
         specs = check_weights(checkpoint, self._config)
         weights: dict[str, Any] = {}
         for done, (spec, tensor) in enumerate(read_weights(checkpoint, specs)):
             progress("weights", done, len(specs))
-            weights[spec.name] = self.prepare(spec, tensor)
-        self.build(weights)
+            with self.device_context():  # anew for each: another model's steps may have to wait for its end
+                weights[spec.name] = self.prepare(spec, tensor)
+        with self.device_context():
+            self.build(weights)
         progress("weights", len(specs), len(specs))
 
     def build(self, weights: Arrays) -> None:

@@ -20,12 +20,14 @@ from pocketllm.kernels.checking.cases import (
     check_cases,
     corners,
     drawn_cases,
+    whole_sizes,
     wide_sizes,
 )
 from pocketllm.kernels.checking.comparison import plain
 from pocketllm.kernels.checking.discovery import modes_of, obstacle, parts_of
 from pocketllm.kernels.checking.inventory import contract_facts, op_facts
 from pocketllm.kernels.contract import Case
+from pocketllm.kernels.overriding import CASES
 from pocketllm.kernels.registry import check_op_names, implementation, imported, op_names, spec
 
 TORCH = backend("torch")
@@ -75,6 +77,33 @@ def test_a_wide_case_has_few_of_everything_else() -> None:
     assert all(0 < np.prod(shape) <= 9 * max(shape) for shape in shapes)
     emulated = [case.arrays["x"].shape for _, case in drawn_cases(contract, 5, range(3, 5), emulated=True)]
     assert sorted(np.prod(shape) for shape in emulated) == [512, WIDEST_EMULATED]
+
+
+@pytest.mark.parametrize("op", op_names())
+def test_all_sizes_of_a_model_come_at_once_where_that_is_cheap(op: str) -> None:
+    contract = spec(op)
+    whole = whole_sizes(contract)
+    assert whole_sizes(contract, emulated=True) == ()
+    if contract.compose is not None:
+        assert whole == ()
+        return
+    assert whole
+    assert [dims for dims in whole if dims not in [shape.dims for shape in contract.bench]] == []
+    # An override is checked on the first cases; none of these may be left to chance.
+    assert 3 + len(wide_sizes(contract)) + len(whole) <= CASES
+
+
+def test_a_kernel_that_is_wrong_where_threads_share_its_work_is_found() -> None:
+    def loses_a_row(bound: Any, arrays: Any) -> Any:
+        out = bound(**arrays)
+        if out.numel() >= 1 << 15:  # where kernels for a CPU begin to use a second thread
+            out.reshape(-1, out.shape[-1])[-1] = torch.nan
+        return out
+
+    for op in ("rms_norm", "swiglu"):
+        failure = checked(op, loses_a_row).failure
+        assert failure is not None
+        assert failure.number < 20
 
 
 def checked(op: str, change: Any, cases: int = 20) -> CheckReport:

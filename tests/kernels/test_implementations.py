@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pocketllm.errors import UnsupportedFeatureError
 from pocketllm.kernels.checking.arrays import FLOAT32, Backend, Mode, backend, backend_names
-from pocketllm.kernels.checking.cases import corners
+from pocketllm.kernels.checking.cases import check_cases, corners, drawn_cases, whole_sizes, wide_sizes
 from pocketllm.kernels.checking.comparison import (
     check,
     compare,
@@ -54,6 +54,24 @@ def test_agrees_at_the_ends_of_the_sizes(op: str, backend: Backend, mode: Mode, 
             check(contract, contract.make_case(np.random.default_rng(seed), dims), backend, mode)
     except UnsupportedFeatureError as refusal:
         pytest.skip(str(refusal))
+
+
+@pytest.mark.parametrize(
+    ("op", "backend", "mode"),
+    [
+        pytest.param(op, found, mode, id=f"{op}-{found.name}-{mode}")
+        for op, found, mode in implementations()
+        if wide_sizes(spec(op), emulated=found.emulator is not None)
+    ],
+)
+def test_agrees_at_the_sizes_of_models(op: str, backend: Backend, mode: Mode) -> None:
+    """Threads, tiles and tails come in there that the property tests' small cases never reach."""
+    contract, emulated = spec(op), backend.emulator is not None
+    first = len(corners(contract))
+    count = len(wide_sizes(contract, emulated=emulated)) + len(whole_sizes(contract, emulated=emulated))
+    report = check_cases(op, backend, mode, drawn_cases(contract, 0, range(first, first + count), emulated=emulated))
+    assert report.failure is None, str(report.failure.error)
+    assert report.agreed + report.refused == count
 
 
 def test_every_backend_is_tested() -> None:

@@ -45,6 +45,21 @@ def wide_sizes(contract: OpSpec, *, emulated: bool = False) -> tuple[tuple[str, 
     return tuple((name, min(size, WIDEST_EMULATED)) for name, size in dict(wide).items())
 
 
+MOST_OPERATIONS = 2 * 10**8
+"""Of a case with all the sizes of a model at once, so that its reference takes about a second at most."""
+
+
+def whole_sizes(contract: OpSpec, *, emulated: bool = False) -> tuple[dict[str, int], ...]:
+    """The sizes at which the op is timed, each with all its dimensions, where they cost little.
+
+    A kernel shares work among threads, or takes larger tiles, from some amount of work on, which neither small nor wide
+    cases reach. Nothing is cheap where it is emulated, and composites are made of parts that have these themselves.
+    """
+    if emulated or contract.compose is not None:
+        return ()
+    return tuple(shape.dims for shape in contract.bench if shape.operations <= MOST_OPERATIONS)
+
+
 Numbered = Iterable[tuple[int, Case]]
 """Cases with their numbers, each of which tells a case among all that a seed stands for."""
 
@@ -52,11 +67,13 @@ Numbered = Iterable[tuple[int, Case]]
 def drawn_cases(contract: OpSpec, seed: int, numbers: Iterable[int], *, emulated: bool = False) -> Numbered:
     """Cases of those that `seed` stands for.
 
-    The first have the sizes of the corners; each of the next has one of the wide sizes and few of everything else. For
-    an emulated backend these are less wide, with one of everything else.
+    The first have the sizes of the corners; each of the next has one of the wide sizes and few of everything else, and
+    then come the whole sizes. For an emulated backend the wide ones are less wide, with one of everything else, and
+    there are no whole ones.
     """
     ends = corners(contract)
     wide = wide_sizes(contract, emulated=emulated)
+    whole = whole_sizes(contract, emulated=emulated)
     most = 1 if emulated else FEW
     few = {name: (max(low, 1), max(low, min(most, high))) for name, (low, high) in contract.dims.items()}
     for number in numbers:
@@ -66,6 +83,8 @@ def drawn_cases(contract: OpSpec, seed: int, numbers: Iterable[int], *, emulated
         elif number < len(ends) + len(wide):
             name, size = wide[number - len(ends)]
             sizes = _sizes(few, rng) | {name: size}
+        elif number < len(ends) + len(wide) + len(whole):
+            sizes = whole[number - len(ends) - len(wide)]
         else:
             sizes = _sizes(contract.dims, rng)
         yield number, contract.make_case(rng, sizes)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pocketllm.checkpoint.quant import QuantTensor
 from pocketllm.errors import PocketLLMError, UnsupportedFeatureError
+from pocketllm.kernels import bfloat16
 from pocketllm.kernels.checking.arrays import Backend, Mode
 from pocketllm.kernels.contract import UNIT_ROUNDOFF, Arrays, BoundOp, Case, OpSpec, OpTable
 from pocketllm.kernels.registry import ReferenceOpTable
@@ -142,9 +143,7 @@ def rounded(array: Array, dtype: str) -> Array:
     if isinstance(array, QuantTensor):
         return array
     if dtype == "bfloat16":
-        bits = array.astype(np.float32).view(np.uint32).astype(np.uint64)
-        bits = (bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))) & np.uint64(0xFFFF0000)
-        return np.where(np.isnan(array), array, bits.astype(np.uint32).view(np.float32)).astype(np.float32)
+        return bfloat16.from_bits(bfloat16.to_bits(array))
     if dtype == "float16":
         return array.astype(np.float16).astype(np.float32)
     return array.astype(dtype)

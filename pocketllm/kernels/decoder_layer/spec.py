@@ -33,22 +33,28 @@ def compose(ops: OpTable, s: DecoderLayer, weights: Arrays) -> BoundOp:
     The parts' weights keep their names.
     """
     of_attention = {field.name: getattr(s, field.name) for field in fields(AttentionBlock)}
-    attention = ops.bind("attention_block", _part(weights, attention_block.WEIGHTS), **of_attention)
-    feed_forward = ops.bind("mlp", _part(weights, mlp.WEIGHTS))
+    attention = ops.bind("attention_block", part(weights, attention_block.WEIGHTS), **of_attention)
+    return around_residual(ops, attention, weights, eps=s.eps, norm_offset=s.norm_offset)
+
+
+def around_residual(ops: OpTable, mixer: BoundOp, weights: Arrays, *, eps: float, norm_offset: float) -> BoundOp:
+    """``x += mixer(norm(x)); x += mlp(norm(x))``, in place; the mixer is called with what follows `x`."""
+    feed_forward = ops.bind("mlp", part(weights, mlp.WEIGHTS))
     attention_norm, mlp_norm = (
-        ops.bind("rms_norm", {"weight": weights[name]}, eps=s.eps, weight_offset=s.norm_offset)
+        ops.bind("rms_norm", {"weight": weights[name]}, eps=eps, weight_offset=norm_offset)
         for name in ("attention_norm", "mlp_norm")
     )
     add = ops.bind("add")
 
-    def decoder_layer(x: Array, *step: Array, **named: Array) -> None:
-        attended = attention(attention_norm(x), *step, **named)
-        add(x, feed_forward(mlp_norm(attended, residual=x)))
+    def layer(x: Array, *step: Array, **named: Array) -> None:
+        mixed = mixer(attention_norm(x), *step, **named)
+        add(x, feed_forward(mlp_norm(mixed, residual=x)))
 
-    return decoder_layer
+    return layer
 
 
-def _part(weights: Arrays, operands: tuple[Operand, ...]) -> Arrays:
+def part(weights: Arrays, operands: tuple[Operand, ...]) -> Arrays:
+    """Those of a composite's weights that one of its parts has."""
     return {operand.name: weights[operand.name] for operand in operands if operand.name in weights}
 
 

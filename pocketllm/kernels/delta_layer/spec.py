@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from pocketllm.kernels.contract import Array, Arrays, BenchShape, BoundOp, Case, Dims, Operand, OpSpec, OpTable
+from pocketllm.kernels.contract import Arrays, BenchShape, BoundOp, Case, Dims, Operand, OpSpec, OpTable
+from pocketllm.kernels.decoder_layer.spec import around_residual, part
 from pocketllm.kernels.delta_block import spec as delta_block
 from pocketllm.kernels.delta_block.spec import DeltaBlock
 from pocketllm.kernels.mlp import spec as mlp
@@ -29,34 +30,15 @@ def compose(ops: OpTable, s: DeltaLayer, weights: Arrays) -> BoundOp:
     The parts' weights keep their names.
     """
     of_delta = {field.name: getattr(s, field.name) for field in fields(DeltaBlock)}
-    delta = ops.bind(
-        "delta_block", {operand.name: weights[operand.name] for operand in delta_block.WEIGHTS}, **of_delta
-    )
-    feed_forward = ops.bind(
-        "mlp", {operand.name: weights[operand.name] for operand in mlp.WEIGHTS if operand.name in weights}
-    )
-    mixer_norm, mlp_norm = (
-        ops.bind("rms_norm", {"weight": weights[name]}, eps=s.eps, weight_offset=s.norm_offset)
-        for name in ("mixer_norm", "mlp_norm")
-    )
-    add = ops.bind("add")
-
-    def delta_layer(x: Array, *step: Array, **named: Array) -> None:
-        mixed = delta(mixer_norm(x), *step, **named)
-        add(x, feed_forward(mlp_norm(mixed, residual=x)))
-
-    return delta_layer
-
-
-def _part(weights: Arrays, operands: tuple[Operand, ...]) -> Arrays:
-    return {operand.name: weights[operand.name] for operand in operands if operand.name in weights}
+    delta = ops.bind("delta_block", part(weights, delta_block.WEIGHTS), **of_delta)
+    return around_residual(ops, delta, weights, eps=s.eps, norm_offset=s.norm_offset)
 
 
 def make_case(rng: np.random.Generator, dims: Dims) -> Case:
     """A random layer."""
     norms = rng.uniform(0.5, 1.5, size=(2, dims["hidden"])).astype(np.float32)
     weights = {
-        "mixer_norm": norms[0],
+        "attention_norm": norms[0],
         "mlp_norm": norms[1],
         **delta_block.make_weights(rng, dims),
         **mlp.make_weights(rng, dims),
@@ -80,7 +62,7 @@ SPEC = OpSpec(
     summary="Pre-norm layer: Gated DeltaNet and feed-forward block around the residual stream, in place.",
     scalars=DeltaLayer,
     operands=(
-        Operand("mixer_norm", ("hidden",), dtype="float32", role="weight"),
+        Operand("attention_norm", ("hidden",), dtype="float32", role="weight"),
         Operand("mlp_norm", ("hidden",), dtype="float32", role="weight"),
         *delta_block.WEIGHTS,
         *mlp.WEIGHTS,

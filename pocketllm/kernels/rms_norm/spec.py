@@ -56,7 +56,8 @@ def make_case(rng: np.random.Generator, dims: Dims) -> Case:
     """Rows of mixed magnitude, now and then all zero, with or without heads (`heads` 0) and a residual."""
     heads = (dims["heads"],) if dims["heads"] else ()
     shape = (dims["rows"], *heads, dims["n"])
-    magnitude = 10.0 ** rng.uniform(-6, 4, size=(*shape[:-1], 1)) * rng.integers(0, 2, size=(*shape[:-1], 1))
+    present = rng.integers(0, 4, size=(*shape[:-1], 1)) > 0
+    magnitude = 10.0 ** rng.uniform(-6, 4, size=present.shape) * present
     x = (rng.standard_normal(shape) * magnitude).astype(np.float32)
     arrays: dict[str, npt.NDArray[Any]] = {"x": x}
     if rng.integers(2):
