@@ -361,7 +361,7 @@ from pocketllm.kernels.jit.cuda_emulator.settings import emulated
 import numpy as np
 kernel, line = kernel_of(BOUNDS[sys.argv[1]], Path(sys.argv[2]))
 base = np.zeros(1000, np.float32)
-print("marked", line)
+print("marked", line, flush=True)  # the sanitizer ends the process without emptying its buffers
 with emulated("address"):
     kernel([1], [64], base[100:164], base[200:328], shared=200)
 """
