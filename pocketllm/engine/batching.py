@@ -64,14 +64,15 @@ def output_rows(plan: Plan) -> OutputRows:
     return OutputRows(tuple(batch_rows), tuple(drawn), tuple(scored))
 
 
-def flat_batch(plan: Plan, rows: OutputRows) -> Batch:
-    """The arrays of a plan with at least one piece of work."""
+def flat_batch(plan: Plan, rows: OutputRows, block_size: int) -> Batch:
+    """The arrays of a plan with at least one piece of work, for a cache with blocks of `block_size` tokens."""
     work = plan.work
     ends = np.cumsum([item.tokens for item in work])
-    blocks_used = max(len(item.sequence.blocks) for item in work)
-    block_table = np.full((len(work), blocks_used), -1, dtype=np.int32)
-    for row, item in enumerate(work):
-        block_table[row, : len(item.sequence.blocks)] = item.sequence.blocks
+    # A sequence holds blocks for tokens to come, too: the runtime gets those that the step reads or writes.
+    tables = [w.sequence.blocks[: -(-(w.sequence.computed + w.tokens) // block_size)] for w in work]
+    block_table = np.full((len(work), max(map(len, tables))), -1, dtype=np.int32)
+    for row, blocks in enumerate(tables):
+        block_table[row, : len(blocks)] = blocks
 
     def int32(values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
         return np.array(values, dtype=np.int32)

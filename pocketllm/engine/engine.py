@@ -100,7 +100,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.template = template
         self._runtime = runtime
-        self._executor = Executor(runtime, tokenizer)
+        self._executor = Executor(runtime, tokenizer, scheduler.cache.block_size)
         self._scheduler = scheduler
         self._checks = RequestChecks(
             window=capabilities.max_model_len,
@@ -424,6 +424,7 @@ class Engine:
             logger.exception("a step failed")
             failure = EngineError(f"the step that computed this request failed: {type(error).__name__}: {error}")
             self._settle(plan, {work.sequence.handle: failure for work in plan.work}, drawn=0)
+            self._executor.check()  # what it raises ends this thread: no later step could succeed
         else:
             self._commit(plan, drawn)
         self._step_began = None

@@ -32,14 +32,19 @@ class Drawn:
 class Executor:
     """Runs plans on one runtime; it belongs to the engine's thread."""
 
-    def __init__(self, runtime: Runtime, tokenizer: Tokenizer) -> None:
+    def __init__(self, runtime: Runtime, tokenizer: Tokenizer, block_size: int) -> None:
         self._runtime = runtime
+        self._block_size = block_size
         self._tokenizer = tokenizer
+
+    def check(self) -> None:
+        """Read a block back: a device that is lost refuses that too, and whatever it raises is raised."""
+        self._runtime.export_blocks([0])
 
     def run(self, plan: Plan) -> list[Drawn]:
         """The next token of each sampled sequence of the plan, in their order; whatever the runtime raises."""
         rows = output_rows(plan)
-        logits = self._runtime.forward(flat_batch(plan, rows)).logits
+        logits = self._runtime.forward(flat_batch(plan, rows, self._block_size)).logits
         if rows.scored:
             self._score_prompts(logits, rows)
         if not rows.drawn:

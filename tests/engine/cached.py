@@ -54,7 +54,7 @@ class Bench:
         plan = Plan(tuple(Work(sequence, rows) for sequence, rows in parts), prefills=True, decodes=False)
         every_row = OutputRows(tuple(range(sum(rows for _, rows in parts))), (), ())
         self.contexts.clear()
-        self.runtime.forward(flat_batch(plan, every_row))
+        self.runtime.forward(flat_batch(plan, every_row, SIZE))
         ends = [(sequence, sequence.computed + row + 1) for sequence, rows in parts for row in range(rows)]
         assert self.contexts == [tuple(sequence.tokens[:end]) for sequence, end in ends]
 

@@ -45,7 +45,7 @@ def logits_of(runtime: Runtime, cache: CacheManager, tokens: list[int], chunk: i
         count = min(chunk, sequence.remaining)
         cache.plan(sequence, count)
         plan = Plan((Work(sequence, count),), prefills=True, decodes=False)
-        last = as_numpy(runtime.forward(flat_batch(plan, OutputRows((count - 1,), (), ()))).logits)
+        last = as_numpy(runtime.forward(flat_batch(plan, OutputRows((count - 1,), (), ()), cache.block_size)).logits)
         cache.commit(sequence, count)
         if sequence.remaining == 0:
             rows.append(last[0])

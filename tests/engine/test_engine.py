@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -239,6 +240,22 @@ def test_a_full_queue_and_a_taken_id_are_refused(make_engine) -> None:
     gate.set()
     for handle in (running, *waiting):
         assert handle.result().finish_reason == "length"
+
+
+def test_a_device_that_is_lost_ends_the_engine(make_engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> NoReturn:
+        raise RuntimeError("illegal memory access")
+
+    engine = make_engine(lost)
+    monkeypatch.setattr(engine._runtime, "export_blocks", lost)  # nothing can be read from it any more
+    with pytest.raises(EngineError, match="illegal memory access"):
+        engine.submit([1], GREEDY).result()
+    engine._thread.join(10)
+    statistics = engine.statistics()
+    assert not statistics.alive
+    assert "illegal memory access" in (statistics.error or "")
+    with pytest.raises(EngineDeadError, match="illegal memory access"):
+        engine.submit([1], GREEDY)
 
 
 def test_a_dead_engine_ends_every_request_and_says_so(make_engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,3 +91,13 @@ def test_a_checkpoint_is_another_when_its_numbers_or_shapes_are(folder: Path) ->
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         found.add(identity(folder))
     assert len(found) == 4
+
+
+def test_one_number_amid_many_makes_another_checkpoint(folder: Path) -> None:
+    numbers = np.zeros((64, 4096), np.float32)
+    found = set()
+    for row in range(64):
+        numbers[row, 2048] = 1.0
+        save_file({"a": numbers}, folder / "model.safetensors")
+        found.add(identity(folder))
+    assert len(found) == 64

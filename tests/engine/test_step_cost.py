@@ -122,5 +122,5 @@ def test_a_chunk_copies_its_own_tokens_only() -> None:
     sequence.tokens = watched = Watched(sequence.tokens)
     sequence.blocks, sequence.computed = list(range(50)), 40
     plan = Plan((Work(sequence, 8),), prefills=True, decodes=False)
-    assert flat_batch(plan, output_rows(plan)).token_ids.tolist() == list(range(40, 48))
+    assert flat_batch(plan, output_rows(plan), SIZE).token_ids.tolist() == list(range(40, 48))
     assert watched.longest == 8
