@@ -121,7 +121,7 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_gguf(cls, metadata: Mapping[str, Any], *, model_vocab_size: int = 0) -> Tokenizer:
         """Build the tokenizer that GGUF metadata describes.
 
         Raises:
@@ -141,7 +141,7 @@ class Tokenizer:
             fill_in_middle=FillInMiddle(*fim) if len(fim) == 3 else None,
             add_bos_token=described.add_bos_token,
             add_eos_token=described.add_eos_token,
-            model_vocab_size=len(described.tokens),
+            model_vocab_size=max(len(described.tokens), model_vocab_size),
         )
 
     def _framing(self, add_bos: bool | None, add_eos: bool | None) -> tuple[list[int], list[int]]:
@@ -290,23 +290,18 @@ class Tokenizer:
         return offsets
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of an opened checkpoint.
+def load_tokenizer(checkpoint: Checkpoint, *, model_vocab_size: int = 0) -> Tokenizer:
+    """The tokenizer of an opened checkpoint; `model_vocab_size` as in `Tokenizer`.
 
     Raises:
         CheckpointError: it is missing, damaged or not supported.
     """
-    tokenizer = _load(checkpoint)
+    if checkpoint.naming == "gguf":
+        tokenizer = Tokenizer.from_gguf(checkpoint.config, model_vocab_size=model_vocab_size)
+    else:
+        tokenizer = Tokenizer.from_directory(checkpoint.path, model_vocab_size=model_vocab_size)
     tokenizer.token_bytes(0)  # a decoder that is not understood shows now, not in the first reply
     return tokenizer
-
-
-def _load(checkpoint: Checkpoint) -> Tokenizer:
-    if checkpoint.naming == "gguf":
-        return Tokenizer.from_gguf(checkpoint.config)
-    config = checkpoint.config
-    sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
-    return Tokenizer.from_directory(checkpoint.path, model_vocab_size=sizes[0] if sizes else 0)
 
 
 def optional_json_object(file: Path) -> dict[str, Any]:

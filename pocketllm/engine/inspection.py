@@ -166,7 +166,7 @@ def inspect_model(model: str) -> Inspection:
     with open_checkpoint(path) as checkpoint:
         config = family(checkpoint.model_type).parse_config(checkpoint.naming, checkpoint.config)
         check_weights(checkpoint, config)
-        tokenizer = load_tokenizer(checkpoint)
+        tokenizer = load_tokenizer(checkpoint, model_vocab_size=config.vocab_size)
         end_ids, end_source = end_token_ids(args.backend_options, checkpoint, config, tokenizer)
         tensors = tuple(checkpoint.tensors.values())
         whole = _share(tensors)

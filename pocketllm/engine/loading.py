@@ -58,7 +58,7 @@ def load_engine(args: EngineArgs, progress: Progress = quiet) -> Engine:
     path = ModelStore(env.CACHE_DIR.read()).resolve(args.model)
     with damage_advice(args.model), ExitStack() as cleanup, open_checkpoint(path) as checkpoint:
         config = family(checkpoint.model_type).parse_config(checkpoint.naming, checkpoint.config)
-        tokenizer = load_tokenizer(checkpoint)
+        tokenizer = load_tokenizer(checkpoint, model_vocab_size=config.vocab_size)
         template = find_template(checkpoint, tokenizer)
         end_ids, end_source = end_token_ids(args.backend_options, checkpoint, config, tokenizer)
         defaults = SamplingDefaults.from_generation_config(checkpoint.generation_config)

@@ -16,6 +16,7 @@ from pocketllm.models.family import model_types
 from tests.cli.running import error_of, run_cli
 from tests.forward import load_runtime
 from tests.models.test_against_transformers import save_tiny
+from tests.models.wrapping import wrap_checkpoint
 from tests.scripted import Vocabulary
 
 TEMPLATE = "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\x1b{% endfor %}"
@@ -120,3 +121,19 @@ def test_a_damaged_model_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>", encoding="utf-8")
     assert "page.gguf" in error_of(run_cli("inspect", str(tmp_path / "page.gguf"), "--json"), 1)
     assert "'nobody'" in error_of(run_cli("inspect", "nobody"), 1)
+
+
+@pytest.mark.parametrize("size", [None, "x", 7, 2**40])
+def test_an_outer_vocabulary_says_nothing(size: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_checkpoint("qwen3_5", tmp_path)
+    config = wrap_checkpoint(tmp_path, vocab_size=size)
+    assert inspected(tmp_path, capsys)["vocab_size"] == config["vocab_size"]
+
+
+def test_a_model_that_does_not_say_its_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_checkpoint("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": None}))
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "by the configuration it is [32000, 48]" in capsys.readouterr().err  # what Llama's configuration defaults to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from pocketllm.errors import ConfigurationError, ModelNotFoundError, Unsupported
 from pocketllm.llm import LLM
 from pocketllm.runtimes import registry
 from pocketllm.types import SamplingParams
+from tests.models.test_against_transformers import save_tiny
+from tests.models.wrapping import wrap_checkpoint
 
 
 def test_a_directory_becomes_an_llm(tiny: Path) -> None:
@@ -119,3 +122,14 @@ def test_options_stay_the_callers() -> None:
     assert args.backend_options == {"eos_token_id": 5}
     with pytest.raises(ConfigurationError, match="backend_options is 5"):
         EngineArgs(backend_options=5)  # type: ignore[arg-type]
+
+
+def test_rows_of_the_model_that_no_token_belongs_to_are_scored(tiny: Path, tmp_path: Path) -> None:
+    save_tiny("qwen3_5", {}, tmp_path)
+    shutil.copy(tiny / "tokenizer.json", tmp_path)
+    config = wrap_checkpoint(tmp_path, vocab_size=7)  # the outer number says nothing
+    last = config["vocab_size"] - 1
+    with LLM(str(tmp_path), backend="torch", kv_cache_mib=8) as llm:
+        (scored,) = llm.score([[1, last, 3]])
+        assert [entry.token_id for entry in scored.logprobs[1:]] == [last, 3]
+        assert llm.detokenize([last]) == ""

@@ -21,21 +21,10 @@ from pocketllm.runtimes.base import Runtime, RuntimeOptions
 from pocketllm.runtimes.registry import BACKENDS
 from tests.forward import all_logits, as_numpy, chunk_batch, load_runtime
 from tests.models.test_against_transformers import TOLERANCES, save_tiny
+from tests.models.wrapping import wrap_checkpoint, wrapped
 
 QWEN = family("qwen3_5")
 HEAD = family("qwen3_5_mtp")
-
-
-def wrapped(raw: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as multimodal checkpoints write it."""
-    return {
-        "model_type": "qwen3_5",
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "image_token_id": 310,
-        "vision_config": {"depth": 2, "hidden_size": 32},
-        "tie_word_embeddings": raw["tie_word_embeddings"],
-        "text_config": raw,
-    }
 
 
 def test_both_spellings_say_the_same() -> None:
@@ -86,10 +75,7 @@ def test_the_text_part_of_a_multimodal_checkpoint_is_the_model(tmp_path: Path) -
     save_tiny("qwen3_5", {}, tmp_path)
     tokens = np.random.default_rng(1).integers(0, 320, size=40).tolist()
     expected = all_logits(load_runtime(tmp_path), tokens)
-    stored = load_file(tmp_path / "model.safetensors")
-    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in stored.items()}
-    save_file(renamed | {"model.visual.patch_embed.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(wrapped(QWEN.tiny_config())))
+    wrap_checkpoint(tmp_path)
     np.testing.assert_array_equal(all_logits(load_runtime(tmp_path), tokens), expected)
 
 
