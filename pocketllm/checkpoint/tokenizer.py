@@ -122,7 +122,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], *, model_vocab_size: int = 0) -> Tokenizer:
-        """Build the tokenizer that GGUF metadata describes.
+        """Build the tokenizer that GGUF metadata describes; `model_vocab_size` as in `Tokenizer`.
 
         Raises:
             CheckpointError: a key is missing, ill-typed or contradicts another one; the message names it.

@@ -96,7 +96,10 @@ class NullRuntime(Runtime):
         self._states = np.full((states, STATE_NUMBERS), -1, dtype=np.int64)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """See `Runtime.forward`; AssertionError when the batch breaks the contract of states, or reads wrong ones."""
+        """See `Runtime.forward`; AssertionError when the batch breaks the contract, or reads wrong states."""
+        needed = -(-batch.context_len // self._block_size)
+        assert ((batch.block_table >= 0).sum(axis=1) == needed).all(), "blocks are missing, or too many"
+        assert batch.block_table.shape[1] == needed.max(), "columns that no sequence needs"
         self._cache[cache_slots(batch, self._block_size)] = batch.token_ids
         if self.bytes_per_state:
             self._advance_states(batch)

@@ -40,8 +40,12 @@ def made(script: Contexts, blocks: int = 8) -> NullRuntime:
 
 
 def batch(*parts: tuple[list[int], int, list[int]], rows: list[int] | None = None) -> Batch:
-    """A step of (its tokens, the place of the first, blocks) for each sequence; logits of the last row of each."""
-    widest = max(len(blocks) for _, _, blocks in parts)
+    """A step of (its tokens, the place of the first, blocks) for each sequence; logits of the last row of each.
+
+    Of the blocks those count that the tokens reach.
+    """
+    tables = [blocks[: -(-(start + len(tokens)) // SIZE)] for tokens, start, blocks in parts]
+    widest = max(map(len, tables))
     ends = np.cumsum([len(tokens) for tokens, _, _ in parts])
 
     def int32(values: object) -> np.ndarray:
@@ -52,7 +56,7 @@ def batch(*parts: tuple[list[int], int, list[int]], rows: list[int] | None = Non
         positions=int32([start + i for tokens, start, _ in parts for i in range(len(tokens))]),
         query_start=int32([0, *ends]),
         context_len=int32([start + len(tokens) for tokens, start, _ in parts]),
-        block_table=int32([blocks + [-1] * (widest - len(blocks)) for _, _, blocks in parts]),
+        block_table=int32([blocks + [-1] * (widest - len(blocks)) for blocks in tables]),
         state_slot=int32([-1] * len(parts)),
         save_slot=int32([-1] * ends[-1]),
         rope_length=int32([64] * len(parts)),
